@@ -50,7 +50,7 @@ class SlotReader(Closable):
             raise
 
     def _checked_header(self) -> SlotHeader:
-        header = decode_header(self._read(0, HEADER_BYTES, is_exact=False), str(self.path))
+        header = decode_header(self._read_header(is_exact=False), str(self.path))
         found, expected = os.fstat(self._file).st_size, slot_bytes(header.contents_bytes)
         if found != expected:
             raise CheckpointError(f"{self.path}: {found} bytes, its header requires {expected}; the slot is truncated")
@@ -63,42 +63,37 @@ class SlotReader(Closable):
 
     def words(self) -> SlotWords:
         """Return the words of the header, all from the same moment."""
-        page = self._read(0, HEADER_BYTES)
+        page = self._read_header()
         for _ in range(_NUM_READ_ATTEMPTS):
             # Two equal reads: nothing was stored in between, so all words are from the same moment.
-            before, page = page, self._read(0, HEADER_BYTES)
+            before, page = page, self._read_header()
             if page == before:
                 return decode_words(page, str(self.path))
         raise CheckpointError(f"{self.path}: the header changed in each of {_NUM_READ_ATTEMPTS} reads")
 
-    def read_contents(self, offset: int, num_bytes: int) -> bytes:
-        """Return a part of the contents. They are of one snapshot if `words()` is equal before and after the read."""
-        self._check_range(offset, num_bytes)
-        return self._read(HEADER_BYTES + offset, num_bytes)
-
     def read_contents_into(self, offset: int, buffer: bytearray | memoryview) -> None:
-        """Fill a buffer with the contents from `offset` on, like `read_contents`, without allocating memory."""
+        """Fill a buffer with the contents from `offset` on.
+
+        They are of one snapshot if `words()` is equal before and after the read.
+        """
         with memoryview(buffer) as view, view.cast("B") as rest:
-            self._check_range(offset, len(rest))
+            if offset + len(rest) > self.header.contents_bytes:
+                raise CheckpointError(
+                    f"{self.path}: bytes {offset} to {offset + len(rest)} were requested, but the contents have "
+                    f"{self.header.contents_bytes} bytes"
+                )
             done = 0
             while done < len(rest):
                 done += self._read_some(HEADER_BYTES + offset + done, rest[done:])
 
-    def _check_range(self, offset: int, num_bytes: int) -> None:
-        if offset < 0 or num_bytes < 0 or offset + num_bytes > self.header.contents_bytes:
-            raise CheckpointError(
-                f"{self.path}: bytes {offset} to {offset + num_bytes} were requested, but the contents have "
-                f"{self.header.contents_bytes} bytes"
-            )
-
-    def _read(self, offset: int, num_bytes: int, *, is_exact: bool = True) -> bytes:
+    def _read_header(self, *, is_exact: bool = True) -> bytes:
         try:
-            raw = os.pread(self._file, num_bytes, offset)
+            page = os.pread(self._file, HEADER_BYTES, 0)
         except OSError as error:
             raise CheckpointError(f"{self.path}: the slot cannot be read: {error.strerror}") from error
-        if is_exact and len(raw) != num_bytes:
-            raise CheckpointError(f"{self.path}: {len(raw)} of {num_bytes} bytes at {offset}; the slot was truncated")
-        return raw
+        if is_exact and len(page) != HEADER_BYTES:
+            raise CheckpointError(f"{self.path}: {len(page)} of {HEADER_BYTES} bytes at 0; the slot was truncated")
+        return page
 
     def _read_some(self, offset: int, buffer: memoryview) -> int:
         try:

@@ -31,7 +31,7 @@ from megatrain.arena.slot_layout import (
     decode_words,
     slot_bytes,
 )
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, plan_image
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, BoundImage, ImagePlan, plan_image
 from megatrain.checkpoint.ownership import SavedShard, divide
 from megatrain.contracts.errors import CheckpointError
 
@@ -81,8 +81,8 @@ class ArenaSlot:
 
     def __init__(self, path: Path, header: SlotHeader, plan: SnapshotPlan, *, is_pinned: bool) -> None:
         self.path = path
-        self.existed = is_same_slot(path, header)
-        if not self.existed:
+        is_new = not is_same_slot(path, header)
+        if is_new:
             make_slot(path, header)
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -95,8 +95,8 @@ class ArenaSlot:
         self._contents = memoryview(self._map)[HEADER_BYTES:]
         self._pinned: int | None = _pin(self._contents) if is_pinned else None
         end = plan.file.num_bytes
-        self._parts = (plan.file.bind(self._contents[:end]), plan.rest.bind(self._contents[end:]))
-        if not self.existed:
+        self._parts = (BoundImage(plan.file, self._contents[:end]), BoundImage(plan.rest, self._contents[end:]))
+        if is_new:
             for part in self._parts:
                 part.write_envelopes()
 
@@ -144,11 +144,11 @@ class ArenaSlot:
         for part in self._parts:
             part.copy_in()
 
-    def seal(self, *, is_pending: bool = True) -> None:
-        """Mark the snapshot as complete on all ranks. The writer process stores it if `is_pending`."""
+    def seal(self) -> None:
+        """Mark the snapshot as complete on all ranks. The writer process then stores it."""
         words = self._words
         words[SlotWord.SEALED_UNIX_NS] = time.time_ns()
-        words[SlotWord.PERSIST] = Persist.PENDING if is_pending else Persist.NONE
+        words[SlotWord.PERSIST] = Persist.PENDING
         words[SlotWord.STATE] = SlotState.SEALED
 
     def close(self) -> None:

@@ -49,7 +49,10 @@ _QUIET_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """This rank's slots in the arena. `memory` is the snapshot to resume from without storage, or None."""
+    """The arena that this rank has entered, and the decisions from the reports of all ranks.
+
+    `memory` is the snapshot to resume from without storage, or None.
+    """
 
     arena: Arena
     lock: HeldLock

@@ -21,7 +21,7 @@ def lengths_problem(
     """Return why a job cannot continue `before` at sample `cursor`: its samples had other lengths. Empty if it can.
 
     The samples at which later stages begin follow from the lengths of all earlier samples, so the configuration must
-    have the changes that came before. A change may have come up to a step later than it was planned.
+    contain all earlier changes. A change may have come up to one step later than it was planned.
     """
     begin = first_changeable(before, cursor)
     recorded, planned = (_changes(stream.stages, begin) for stream in (before, now))
@@ -30,7 +30,7 @@ def lengths_problem(
         return f"{lengths}; set data.seq_len={recorded[0][1]}"
     largest = max(batches.batch.global_batch_size, *(stage.global_batch_size for stage in batches.stages), 0)
     if len(planned) == len(recorded) + 1:
-        recorded = [*recorded, (begin, planned[-1][1])]  # it comes now
+        recorded = [*recorded, (begin, planned[-1][1])]  # the last planned change comes now
     is_same = len(recorded) == len(planned) and all(
         length == wanted and first <= begun and num_kept(first, begun, before.skipped) < largest
         for (begun, length), (first, wanted) in zip(recorded[1:], planned[1:], strict=True)
@@ -54,11 +54,11 @@ def with_aligned_lengths(stream: SampleStream, batches: BatchSchedule, cursor: i
     """
     found: list[MixtureStage] = []
     for stage in stream.stages:
-        # a change that comes later takes the stages that it has passed with it
+        # a stage cannot begin before the previous one, which may begin later than it was planned
         first = max(stage.first_sample, found[-1].first_sample) if found else stage.first_sample
         if found and first >= cursor and stage.seq_len != found[-1].seq_len:
             first = step_begin(batches, cursor, first, stream.skipped)
-        # a stage that has no sample any more is replaced
+        # a stage without samples is dropped
         if found and found[-1].first_sample == first:
             found.pop()
         found.append(replace(stage, first_sample=first))

@@ -122,7 +122,7 @@ def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[i
     oldest = min(whole[-plan.keep_last :], default=0)
     newest = {step for step in steps if step >= oldest}
     needed = origins(list_branches(checkpoints), plan.branch, sorted(steps))
-    return to_remove(steps, newest, needed, plan.keep_last, plan.keep_every)
+    return to_remove(steps, newest | needed, plan.keep_last, plan.keep_every)
 
 
 def _is_unclaimed(directory: Location, plan: HostPlan) -> bool:

@@ -104,10 +104,6 @@ class ImagePlan:
             for item in self.items
         ]
 
-    def bind(self, buffer: memoryview) -> BoundImage:
-        """Return the image in `buffer`, which begins at a multiple of 64 in memory and holds num_bytes or more."""
-        return BoundImage(self, buffer)
-
 
 def plan_image(shards: Sequence[tuple[str, FlatShard]], max_item_bytes: int = MAX_ITEM_BYTES) -> ImagePlan:
     """Lay out the image of the state of one rank, given as (kind of state, shard).
@@ -150,6 +146,7 @@ class BoundImage:
     """
 
     def __init__(self, plan: ImagePlan, buffer: memoryview) -> None:
+        """buffer: begins at a multiple of 64 in memory, and holds the bytes of the image or more."""
         assert len(buffer) >= plan.num_bytes
         self._plan = plan
         self._bytes = np.frombuffer(buffer, dtype=np.uint8, count=plan.num_bytes)

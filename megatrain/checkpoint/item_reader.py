@@ -7,6 +7,7 @@ only one that makes tensors from an item's bytes.
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Mapping
 
 import torch
@@ -56,18 +57,24 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def tensor_of(content: Tensor, item: StoredItem, dtype: torch.dtype) -> Tensor:
+def tensor_of(content: Tensor, directory: Location, key: str, item: StoredItem, dtype: torch.dtype) -> Tensor:
     """Return the tensor in an archive: a view of its bytes if megatrain wrote the archive, else torch.load's result.
 
+    directory, key: of the checkpoint and of the tensor, for errors.
     Shapes: content, uint8 [item.length]; result item.sizes.
-    Raises: CheckpointError, RuntimeError or ValueError when the archive does not hold such a tensor.
+    Raises: CheckpointError naming the file and the tensor, when the archive does not hold such a tensor.
     """
     around = envelope(item.sizes, dtype)
     is_own = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
     if is_own:
         data = content[around.data_offset : around.data_offset + around.num_data_bytes]
         return data.view(dtype).view(item.sizes)
-    loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
-    if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
-        raise CheckpointError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
+    try:
+        loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+        if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
+            raise ValueError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
+    except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{directory / item.file}: {key} at byte {item.offset} is not a tensor of shape {item.sizes}: {error}"
+        ) from error
     return loaded

@@ -187,12 +187,9 @@ class _Loader:
 
     def _fill(self, read: ItemRead, content: Tensor) -> None:
         try:
-            tensor = tensor_of(content, read.item, self.dtypes[read.key])
-        except (CheckpointError, RuntimeError, ValueError) as error:
-            location = self.reader.directory / read.item.file
-            self.problem = (
-                f"{location}: {read.key} at byte {read.item.offset} is not a tensor of shape {read.item.sizes}: {error}"
-            )
+            tensor = tensor_of(content, self.reader.directory, read.key, read.item, self.dtypes[read.key])
+        except CheckpointError as error:
+            self.problem = str(error)
             return
         for copy in read.copies:
             self.targets[copy.wanted][copy.target].copy_(tensor[copy.source])

@@ -48,9 +48,7 @@ class OtherHosts:
         def is_complete() -> bool:
             names = self._names()
             if COMMIT_NAME in names and self._valid_commit() is not None:
-                raise CheckpointError(
-                    f"{self._directory}: committed by another round; this writer is left over and must stop"
-                )
+                raise CheckpointError(f"{self._directory}: committed by another round, so this writer must stop")
             for index in hosts:
                 if index not in marks and done_name(self._snapshot.round, index) in names:
                     mark = DoneMark.read(self._directory, self._snapshot, index)

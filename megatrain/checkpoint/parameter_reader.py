@@ -105,13 +105,8 @@ class ParameterReader:
         while self._recent and self._kept_bytes + read.item.length > self._max_kept_bytes:
             self._kept_bytes -= self._recent.popitem(last=False)[1].untyped_storage().nbytes()
         content = torch.frombuffer(self._items.read(read.item), dtype=torch.uint8)
-        try:
-            tensor = tensor_of(content, read.item, torch_dtype(self.tensors[read.key].dtype))
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                f"{self._items.directory / read.item.file}: {read.key} at byte {read.item.offset} is not a tensor of"
-                f" shape {read.item.sizes}: {error}"
-            ) from error
+        dtype = torch_dtype(self.tensors[read.key].dtype)
+        tensor = tensor_of(content, self._items.directory, read.key, read.item, dtype)
         self._recent[read.number] = tensor
         self._kept_bytes += tensor.untyped_storage().nbytes()
         return tensor

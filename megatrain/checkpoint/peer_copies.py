@@ -54,8 +54,6 @@ class CopySender:
         self._is_closing = False
         self.problem = ""
         """Why the last attempt failed, "" when it succeeded."""
-        self.bytes_sent = 0
-        """Bytes of the snapshots that the keeper received completely."""
         self._thread = threading.Thread(target=self._run, name="copy-sender", daemon=True)
         self._thread.start()
 
@@ -120,16 +118,12 @@ class CopySender:
     def _copy(self, connection: PeerConnection, slot: SlotReader, offer: SnapshotOffer) -> None:
         connection.send_message(offer.encode())
         answer = connection.receive_message()
-        if answer == _HAS_IT:
-            return
         if answer == _SEND:
             send_contents(connection, slot, offer.sealed)
             answer = connection.receive_message()
-            if answer == _SEALED:
-                self.bytes_sent += offer.contents_bytes
-                return
-        reason = answer.decode(errors="replace")
-        raise CommunicationError(f"{connection.location}: the keeper refused the copy: {reason}")
+        if answer not in (_HAS_IT, _SEALED):
+            reason = answer.decode(errors="replace")
+            raise CommunicationError(f"{connection.location}: the keeper refused the copy: {reason}")
 
 
 class CopyKeeper:

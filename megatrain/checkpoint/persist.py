@@ -17,12 +17,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from megatrain.arena.directory import Arena
 from megatrain.checkpoint.other_hosts import OtherHosts
 from megatrain.checkpoint.persist_policy import DueSnapshot
-from megatrain.checkpoint.slot_writes import write_slots
 from megatrain.checkpoint.write_marks import (
     DoneMark,
     WritingMark,
@@ -34,6 +32,7 @@ from megatrain.checkpoint.write_marks import (
     is_small_file,
     write_failed,
 )
+from megatrain.checkpoint.written_files import small_files, write_slots
 from megatrain.checkpoint_format.branches import Branch, read_branch, write_branch
 from megatrain.checkpoint_format.checkpoint_files import (
     expose_metadata,
@@ -42,16 +41,7 @@ from megatrain.checkpoint_format.checkpoint_files import (
     write_manifest,
     wrong_files,
 )
-from megatrain.checkpoint_format.checkpoint_names import (
-    INDEX_NAME,
-    METADATA_NAME,
-    SENTENCEPIECE_NAME,
-    TOKENIZER_CONFIG_NAME,
-    TOKENIZER_NAME,
-    is_sentencepiece,
-    name_in_round,
-    step_directory_name,
-)
+from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.commit import Commit, is_committed, matching_commit, read_commit, write_commit
 from megatrain.checkpoint_format.data_file import content_digest, data_file_name
@@ -196,21 +186,11 @@ class Persistence:
     # The whole checkpoint
 
     def _commit(self) -> None:
-        fixed = {
-            self._name_of(METADATA_NAME): _read(self._arena.metadata(self._snapshot.round)),
-            self._name_of(INDEX_NAME): _read(self._arena.index(self._snapshot.round)),
-        }
-        if self._plan.tokenizer:
-            tokenizer = Path(self._plan.tokenizer)
-            name = SENTENCEPIECE_NAME if is_sentencepiece(tokenizer.name) else TOKENIZER_NAME
-            fixed[self._name_of(name)] = _read(tokenizer)
-            beside = tokenizer.with_name(TOKENIZER_CONFIG_NAME)  # names the token that ends documents
-            if beside.exists():
-                fixed[self._name_of(TOKENIZER_CONFIG_NAME)] = _read(beside)
-        for name, content in fixed.items():
+        small = small_files(self._arena, self._snapshot.round, self._plan.tokenizer)
+        for name, content in small.items():
             self._write_writing_mark()
             (self._directory / name).write(content)
-        files = {name: FileEntry(len(content), content_digest(content)) for name, content in fixed.items()}
+        files = {name: FileEntry(len(content), content_digest(content)) for name, content in small.items()}
         for mark in self._others.await_done():
             twice = sorted(files.keys() & mark.files.keys())
             if twice:
@@ -223,9 +203,6 @@ class Persistence:
         self._claim_and_check_round()
         self._may_remove_own_files = False
         write_commit(self._directory, manifest, is_superseded=self._has_superseded_commit())
-
-    def _name_of(self, name: str) -> str:
-        return name_in_round(name, self._snapshot.round)
 
     def _write_writing_mark(self) -> None:
         """Write WRITING, unless this round has written it already. Raises: CheckpointError, see `claim`."""
@@ -302,10 +279,3 @@ class Persistence:
         except CheckpointError as error:
             return [str(error)]
         return []
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

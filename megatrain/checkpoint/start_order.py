@@ -68,8 +68,8 @@ def first_order(
 ) -> ContinuedStream:
     """Return the order of a job that does not resume from a checkpoint of its own run; `problem` if there is none.
 
-    begun: the order to use if the run has recorded none. now: the order that the configuration describes.
-    start: of a run that begins at `progress`, or earlier in its order.
+    start: the starting point of a run that begins at `progress`, or earlier in its order. begun: the order to use if
+    the run has recorded none. now: the order that the configuration describes.
     """
     if start.stream is None:
         found = ContinuedStream(skipping(start, begun, config, rollback, progress))

@@ -25,11 +25,12 @@ from types import FrameType
 
 from megatrain.arena.directory import Arena, open_arena, remove_arena, wake_writer
 from megatrain.arena.locks import HeldLock, WakeReader, create_wake, hold_exclusively, is_held
-from megatrain.arena.plans import HostPlan, WriterStatus
+from megatrain.arena.plans import WriterStatus
 from megatrain.arena.sealed import SealedSlot, sealed_slots
 from megatrain.arena.slot_file import write_persist
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.housekeeping import Housekeeping
+from megatrain.checkpoint.known_plans import KnownPlans
 from megatrain.checkpoint.persist import Persistence
 from megatrain.checkpoint.persist_policy import (
     DueSnapshot,
@@ -40,7 +41,6 @@ from megatrain.checkpoint.persist_policy import (
     next_due,
     to_give_up,
 )
-from megatrain.checkpoint_format.branches import Branch, read_branch
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingFileError
@@ -69,10 +69,7 @@ class CheckpointWriter:
         self._clock_s = clock_s
         self._open_checkpoints = open_checkpoints
         self._identity = os.stat(arena.root)
-        self._plans: dict[int, HostPlan] = {}
-        self._plan_problem = ""
-        self._branches: dict[tuple[str, str], Branch] = {}
-        """The BRANCH contents of the plans' branches, by location and name: a user may remove the files."""
+        self._plans = KnownPlans(arena, open_checkpoints)
         self._housekeeping = Housekeeping()
         self._with_outcome: frozenset[SealedSnapshot] = frozenset()
         """Snapshots in the slots that were stored or given up: not tried again even if a slot could not be marked."""
@@ -121,9 +118,9 @@ class CheckpointWriter:
         slots = self._open_slots()
         # read the slots first: a worker that seals a slot after that is still found here
         has_workers = is_held(self._arena.workers_lock)
-        for given_up in to_give_up(slots, self._plans, has_workers=has_workers):
+        for given_up in to_give_up(slots, self._plans.by_round, has_workers=has_workers):
             self._fail(given_up)
-        due = next_due(self._open_slots(), self._plans)
+        due = next_due(self._open_slots(), self._plans.by_round)
         if due is not None:
             self._persist(due)
         return due is not None
@@ -139,34 +136,15 @@ class CheckpointWriter:
         return [slot for slot in slots if slot.snapshot not in self._with_outcome]
 
     def _read_plan(self) -> None:
-        problem = ""
-        try:
-            plan = HostPlan.read(self._arena.host_plan)
-        except MissingFileError:
-            return
-        except CheckpointError as error:
-            problem = str(error)
-        else:
-            if plan.round not in self._plans:
-                self._remember_branch(plan)
-            # slots may hold snapshots that the last one or two older rounds left pending
-            older = sorted(number for number in self._plans if number < plan.round)[-2:]
-            self._plans = {**{number: self._plans[number] for number in older}, plan.round: plan}
-        if problem and problem != self._plan_problem:
+        problem = self._plans.read()
+        if problem:
             _log(problem)
-        self._plan_problem = problem
-
-    def _remember_branch(self, plan: HostPlan) -> None:
-        if plan.is_coordinator:
-            with suppress(CheckpointError):  # storage is unavailable: each checkpoint reads the branch again
-                found = read_branch(self._open_checkpoints(plan.checkpoints), plan.branch)
-                self._branches[plan.checkpoints, plan.branch] = found
 
     def _persist(self, due: DueSnapshot) -> None:
         step, started = due.snapshot.step, time.perf_counter()
         try:
             checkpoints = self._open_checkpoints(due.plan.checkpoints)
-            branch = self._branches.get((due.plan.checkpoints, due.plan.branch))
+            branch = self._plans.branch(due.plan)
             written = Persistence(
                 self._arena, due, checkpoints, lambda: self._reason_to_stop_waiting(due), branch
             ).run()
@@ -242,8 +220,8 @@ class CheckpointWriter:
                 _log(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
 
     def _report(self) -> None:
-        if self._plans:
-            plan = self._plans[max(self._plans)]
+        plan = self._plans.newest
+        if plan is not None:
             self._status = replace(self._status, branch=plan.branch, round=plan.round)
         try:
             self._status.write(self._arena.writer_status)
@@ -260,10 +238,11 @@ class CheckpointWriter:
         now = self._clock_s()
         if self._idle_since is None:
             self._idle_since = now
-        keep_s = self._plans[max(self._plans)].keep_arena_s if self._plans else 0.0
-        if now - self._idle_since < keep_s or next_due(self._open_slots(), self._plans) is not None:
+        plan = self._plans.newest
+        keep_s = 0.0 if plan is None else plan.keep_arena_s
+        if now - self._idle_since < keep_s or next_due(self._open_slots(), self._plans.by_round) is not None:
             return False
-        if not self._plans and self._plan_problem:
+        if plan is None and self._plans.problem:
             # only a worker's plan contains how long to keep the arena's content
             return True
         return remove_arena(self._arena.root, self._lock)

@@ -28,8 +28,6 @@ def is_sentencepiece(name: str) -> bool:
 
 def step_directory_name(step: int) -> str:
     """Return "step-000000120" for step 120. Below 10^9 steps, names sort like steps."""
-    if step < 0:
-        raise ValueError(f"step {step} is negative")
     return f"step-{step:09d}"
 
 

@@ -207,8 +207,6 @@ def open_branch(
     Raises: CheckpointError when the parent does not exist, when `parent` is empty although there is a run, or when a
     write fails.
     """
-    if bool(parent) != (parent_step is not None):
-        raise ValueError(f"parent={parent!r} and parent_step={parent_step}: both or neither")
     names, has_record = branch_names(checkpoints), bool(started_rounds(checkpoints))
     if not parent and (names or has_record):
         listed = ", ".join([CLAIMS_NAME, *names] if has_record else names)

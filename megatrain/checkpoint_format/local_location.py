@@ -69,8 +69,6 @@ class LocalLocation:
             return file.read()
 
     def read_range(self, offset: int, num_bytes: int) -> bytearray:
-        if offset < 0 or num_bytes < 0:
-            raise ValueError(f"{num_bytes} bytes at {offset}")
         with _naming(self.path, "cannot be read", MissingFileError):
             file = _open_to_read(self.path)
             try:

@@ -18,22 +18,13 @@ def resolved_keep_last(keep_last: int, interval: int) -> int:
     return 0 if interval else KEPT_BY_TIME
 
 
-def to_remove(
-    steps: Sequence[int], pinned: AbstractSet[int], needed: AbstractSet[int], keep_last: int, keep_every: int
-) -> list[int]:
+def to_remove(steps: Sequence[int], kept: AbstractSet[int], keep_last: int, keep_every: int) -> list[int]:
     """Return the steps to remove, oldest first.
 
-    Kept are the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, those that are
-    `needed` as the origin of another branch, and always the newest one.
-    Raises: ValueError when a number is negative.
+    Kept are those in `kept`, the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), and always the
+    newest one.
     """
-    if keep_last < 0 or keep_every < 0:
-        raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 0")
     if keep_last == 0:
         return []
     older = sorted(set(steps))[:-keep_last]
-    return [
-        step
-        for step in older
-        if step not in pinned and step not in needed and not (keep_every and step % keep_every == 0)
-    ]
+    return [step for step in older if step not in kept and not (keep_every and step % keep_every == 0)]

@@ -90,8 +90,6 @@ class UrlLocation:
             return self._content(None, None)
 
     def read_range(self, offset: int, num_bytes: int) -> bytearray:
-        if offset < 0 or num_bytes < 0:
-            raise ValueError(f"{num_bytes} bytes at {offset}")
         with self._naming("cannot be read", MissingFileError):
             content = b""
             if 0 < num_bytes <= _MAX_UNCHECKED_BYTES:
@@ -101,7 +99,9 @@ class UrlLocation:
                 if len(content) == num_bytes:
                     return bytearray(content)
             # an invented length must not become the size of a buffer
-            size = self._size_to_read()
+            size = self.size()
+            if size is None:
+                raise IsADirectoryError if self.exists() else FileNotFoundError
             if offset + num_bytes <= size:
                 content = self._content(offset, offset + num_bytes) if num_bytes else b""
                 if len(content) == num_bytes:
@@ -112,7 +112,7 @@ class UrlLocation:
 
     def write(self, content: bytes) -> None:
         with self._naming("cannot be written"):
-            if self._is_object_store:
+            if self._schemes & _OBJECT_STORES:
                 self.store.pipe_file(self.path, content)
                 return
             with self._written(content) as temporary:
@@ -121,9 +121,9 @@ class UrlLocation:
     def write_new(self, content: bytes) -> bool:
         with self._naming("cannot be written"):
             try:
-                if self._has_conditional_put:
+                if self._schemes & _CONDITIONAL_PUTS:
                     self.store.pipe_file(self.path, content, mode="create")
-                elif "file" in self._protocols:
+                elif "file" in self._schemes:
                     with self._written(content) as temporary:
                         is_new = give_name(Path(temporary), Path(self.path))
                         Path(temporary).unlink(missing_ok=True)
@@ -138,9 +138,9 @@ class UrlLocation:
         return True
 
     def is_exclusive(self) -> bool:
-        if "file" in self._protocols:
+        if "file" in self._schemes:
             return LocalLocation(Path(self.path)).is_exclusive()
-        if not self._has_conditional_put:
+        if not self._schemes & _CONDITIONAL_PUTS:
             return False
         # a server may ignore the condition and write anyway
         trial = self / temporary_name("exclusive")
@@ -156,8 +156,6 @@ class UrlLocation:
     def _written(self, content: bytes) -> Iterator[str]:
         """Yield the name of a temporary file for the block to move into place. The move is durable after the block."""
         self._make_parent()
-        if self._has_type("directory"):
-            raise IsADirectoryError
         temporary = f"{self._parent}/{temporary_name(self.name)}"
         try:
             with self.store.open(temporary, "wb") as file:
@@ -172,10 +170,8 @@ class UrlLocation:
 
     def create(self) -> Sink:
         with self._naming("cannot be written"):
-            if not self._is_object_store:
+            if not self._schemes & _OBJECT_STORES:
                 self._make_parent()
-                if self._has_type("directory"):
-                    raise IsADirectoryError
                 # a superseded process that has the old file open must keep writing to that file, not to the new one
                 with suppress(FileNotFoundError):
                     self.store.rm_file(self.path)
@@ -198,17 +194,9 @@ class UrlLocation:
         return self.path.rpartition("/")[0]
 
     @property
-    def _protocols(self) -> tuple[str, ...]:
+    def _schemes(self) -> frozenset[str]:
         protocol = self.store.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
-
-    @property
-    def _is_object_store(self) -> bool:
-        return not _OBJECT_STORES.isdisjoint(self._protocols)
-
-    @property
-    def _has_conditional_put(self) -> bool:
-        return not _CONDITIONAL_PUTS.isdisjoint(self._protocols)
+        return frozenset((protocol,) if isinstance(protocol, str) else protocol)
 
     def _info(self) -> dict[str, Any] | None:
         with self._naming("cannot be looked up"):
@@ -222,12 +210,6 @@ class UrlLocation:
         info = self._info()
         return info is not None and info["type"] == kind
 
-    def _size_to_read(self) -> int:
-        size = self.size()
-        if size is None:
-            raise IsADirectoryError if self.exists() else FileNotFoundError
-        return size
-
     def _content(self, start: int | None, end: int | None) -> bytes:
         try:
             return bytes(self.store.cat_file(self.path, start=start, end=end))
@@ -237,17 +219,20 @@ class UrlLocation:
             raise
 
     def _make_parent(self) -> None:
+        """Create the directory above. Raises: IsADirectoryError when a directory has the name of the file to write."""
         if self._parent:
             self.store.makedirs(self._parent, exist_ok=True)
+        if self._has_type("directory"):
+            raise IsADirectoryError
 
     def _sync(self, file: Any) -> None:
         """Make a local file durable; other stores do that themselves."""
-        if "file" in self._protocols:
+        if "file" in self._schemes:
             file.flush()
             os.fsync(file.fileno())
 
     def _sync_parent(self) -> None:
-        if "file" in self._protocols:
+        if "file" in self._schemes:
             sync_directory(Path(self._parent or "/"))
 
     @contextmanager

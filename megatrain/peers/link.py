@@ -37,9 +37,9 @@ _LENGTH = struct.Struct("<I")
 class PeerLimits:
     """Time limits: for a connection and its authentication, for one call, and for the whole connection."""
 
-    authentication_s: float = 10.0
-    call_s: float = 30.0
-    total_s: float = 600.0
+    authentication_s: float
+    call_s: float
+    total_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The side that listens for connections of other programs (link.py): it authenticates each connection,
-and serves each in a separate thread.
+"""The side that listens for connections of other programs (link.py): it authenticates and serves each connection in a
+separate thread.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CommunicationError
 from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.programs.background import lower_thread_priority
+
+_logger = logging.getLogger(__name__)
 
 _MAX_UNAUTHENTICATED = 8
 """The maximum number of connections that have not authenticated themselves."""
@@ -63,8 +66,7 @@ class PeerServer(Closable):
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, PeerConnection] = {}
-        self.num_rejected = 0
-        """The number of connections that could not authenticate themselves."""
+        self._has_logged_limit = False
         self._thread = threading.Thread(target=self._accept, name="peer-server", daemon=True)
         self._thread.start()
 
@@ -96,9 +98,27 @@ class PeerServer(Closable):
                 continue
             connection = PeerConnection(connected, str(PeerAddress(*where[:2])), self._limits)
             thread = threading.Thread(target=self._handle, args=(connection,), name="peer-connection", daemon=True)
+            # with the lock held, the new thread cannot look for its connection before it is stored
             with self._lock:
-                self._connections[thread] = connection
-            thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    self._drop(connection, error)
+                else:
+                    self._connections[thread] = connection
+
+    def _drop(self, connection: PeerConnection, error: RuntimeError) -> None:
+        """Close a connection for which the system starts no thread. The peer sees the end and may connect again."""
+        connection.close()
+        self._unauthenticated.release()
+        if not self._has_logged_limit:
+            self._has_logged_limit = True
+            _logger.warning(
+                "%s: the connection is closed, because no thread could be started for it: %s (see `ulimit -u` and "
+                "pids.max); the server continues, and does not log further failures of this kind",
+                connection.location,
+                error,
+            )
 
     def _handle(self, connection: PeerConnection) -> None:
         if self._has_low_priority:
@@ -115,8 +135,6 @@ class PeerServer(Closable):
         try:
             connection.authenticate(self._secret, is_server=True)
         except CommunicationError:
-            with self._lock:
-                self.num_rejected += 1
             return False
         finally:
             self._unauthenticated.release()

@@ -104,7 +104,7 @@ class Recorder(SpanRecorder):
     def record_span(
         self, operation: Operation, start_ns: int, duration_ns: int, num_bytes: int = 0, chunk: int = -1
     ) -> None:
-        """Record a span that has ended, as of another process or thread of this host.
+        """Record a span that has ended in another process or thread of this host.
 
         It belongs to the step in which it ended, but its time counts in the sums of the current step. In an evaluation
         it counts in no sums, because they are those of steps.

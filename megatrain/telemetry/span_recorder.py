@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from itertools import count, pairwise
 from time import monotonic_ns
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from megatrain.contracts.black_box.encoding import (
@@ -29,7 +30,6 @@ from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
 from megatrain.contracts.black_box.values import RecordFlag, attended_bits
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.device_spans import DEVICE_POSITION, DeviceSpans, OpenSpan
-from megatrain.telemetry.span import Span
 from megatrain.telemetry.step_summary import TotalsBuilder
 
 if TYPE_CHECKING:
@@ -48,6 +48,22 @@ _GROUP_WORDS = [(GROUPS_OFFSET + group * GROUP_BYTES) // 8 for group in range(MA
 _ENTERED_WORDS = [word + GROUP_ENTERED_WORD for word in _GROUP_WORDS]
 _WATCHED = int(RecordFlag.WATCHED)
 _LEFT_WORDS = [word + GROUP_LEFT_WORD for word in _GROUP_WORDS]
+
+
+class Span:
+    """A span that is open from the call that makes it to the end of its `with` block."""
+
+    __slots__ = ("_recorder", "_token")
+
+    def __init__(self, recorder: SpanRecorder, token: int) -> None:
+        self._recorder = recorder
+        self._token = token
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._recorder.end(self._token, kind is not None)
 
 
 class SpanRecorder:

@@ -69,6 +69,6 @@ def length_notes(
         begin = f" (after_tokens={planned[-1].stage.after_tokens:,}, rounded up to a whole step)" if planned else ""
         yield (
             f"from step {step + 1} on, samples have {seq_len:,} tokens: at sample {sample:,}, after {tokens:,} tokens"
-            f"{begin}; {assembled:,} of them consist of windows of the length before, the rest of the part of the data "
-            "(data.part_tokens) that was begun"
+            f"{begin}; {assembled:,} of them are assembled from windows of the previous length, until the part of the "
+            "data (data.part_tokens) that has begun is used up"
         )

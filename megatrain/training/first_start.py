@@ -1,8 +1,8 @@
 """The first start of a run: its remote data are looked up once, so that a wrong endpoint is not taken for an outage.
 
-A run that has read its data waits for storage that does not answer, and is restarted. Before that, nobody knows whether
-the endpoint, the bucket and the credentials are right. So until a run has begun, the first rank looks up each URL
-once, and an error ends the job without a restart.
+A run that has read its data waits for storage that does not answer, and is restarted. Before the first read, it is
+unknown whether the endpoint, the bucket and the credentials are right. So until a run has begun, the first rank looks
+up each URL once, and an error ends the job without a restart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megatrain.formatting import names_text
 from megatrain.training.training_data import data_prefixes
 
 TIMEOUT_S = 20.0
-"""Of all look-ups together. Drivers repeat a request by themselves within it."""
+"""The time limit of all look-ups together. Drivers repeat failed requests within this time."""
 
 
 def has_begun(run_directory: Path) -> bool:
@@ -53,7 +53,7 @@ def check_storage_of_first_start(config: Config, run_directory: Path, timeout_s:
 
 
 def _problems(paths: Mapping[str, RemotePath], timeout_s: float) -> dict[str, str]:
-    """Look up each file once, at the same time; return why some cannot be read, by their keys."""
+    """Look up each file once, all at the same time; return the reasons of those that cannot be read, by key."""
     found = dict.fromkeys(paths, f"no answer within {timeout_s:g} s")
     waiting = list(paths.items())
 

@@ -1,4 +1,4 @@
-"""The pictures of training and held-out data that a configuration names, and what those from shards are decoded by."""
+"""Opens the pictures of training and held-out data that a configuration names, and finds the decoder of shards."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def named_producers(config: Config) -> Producers:
 
 
 def find_decoder(config: Config, all_shards: Sequence[ShardSamples], *, has_begun: bool) -> None:
-    """Find out what pictures from shards are decoded with, which is part of the sample order; ask running producers.
+    """Find the decoder of pictures from shards, which is part of the sample order. Running producers report theirs.
 
-    all_shards: of the training data and of held-out data. has_begun: whether the run has trained before: its addresses
-    have been right then.
-    Raises: DataError when the decoder is not installed, the secret of running producers cannot be used, or they have
-    other shards, or when none answers a run that has not begun; UnreachableError when none answers another run.
+    all_shards: of the training data and of held-out data. has_begun: whether the run has trained before, so that its
+    addresses of producers are known to be right.
+    Raises: DataError when the decoder is not installed, when the secret of running producers cannot be used, when they
+    have other shards, or when none of them answers a run that has not begun; UnreachableError when none answers a run
+    that has begun.
     """
     for shards in all_shards:
         if not config.pictures.peers:

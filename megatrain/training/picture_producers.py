@@ -29,9 +29,9 @@ _logger = logging.getLogger(__name__)
 def open_producers(
     config: Config, mesh: Mesh, all_shards: Sequence[ShardSamples], checkpoints: JobCheckpoints, closing: ExitStack
 ) -> Path:
-    """Have the producers of this host named in its arena until `closing` closes; return the file that names them.
+    """Start the producers of this host, or use those at pictures.addresses, until `closing` closes.
 
-    all_shards: what they serve: of the training data and of held-out data.
+    Returns the file in the arena that names them. all_shards: the pictures of the training data and of held-out data.
     Communication: an agreement of all ranks.
     Raises: DataError, on every rank, when a host cannot start producers, or lacks a shard or the secret.
     """
@@ -42,7 +42,7 @@ def open_producers(
         # hosts may share the run directory, and a supervisor reads the end of its log
         logs = RunDirectory(Path(config.job.resolved_run_directory)).logs / f"pictures-{mesh.rank:05d}"
         try:
-            # those of a round that was killed
+            # a round that was killed has left its files
             attachment.arena.remove_loader_files(checkpoints.round - 1)
             closing.enter_context(_named(config, all_shards, path, logs))
         except (MegatrainError, OSError) as error:
@@ -55,7 +55,7 @@ def open_producers(
 
 @contextmanager
 def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs: Path) -> Iterator[None]:
-    """Have producers run, and named in a file, during the block."""
+    """Run producers, and name them in a file, during the block."""
     pictures = config.pictures
     with ExitStack() as ending:
         file = ProducersFile(path)
@@ -87,6 +87,6 @@ def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs:
 
 
 def _announce_end(local: PictureProducers, file: ProducersFile) -> None:
-    """Write why no producer can answer as soon as none is started again: processes that wait for one then stop."""
+    """Write why no producer can answer, once no producer is started again, so that processes stop waiting for one."""
     local.wait()
     file.update()

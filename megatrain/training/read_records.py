@@ -1,7 +1,7 @@
-"""What a rank records of the reads of its batches, by the loader of its host or by its own thread (ADR 0084).
+"""The records of a rank about the reads of its batches, by the loader of its host or by its own thread (ADR 0084).
 
-Each read is recorded once: of the loader, by the first rank of each replica of the host. Held-out samples are read by
-each rank itself, while it waits.
+Each read is recorded once. For a read of the loader, the first rank of each replica of the host records it. Each rank
+reads held-out samples itself, and waits for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain.telemetry.recorder import Recorder
 
 
 def record_reads(recorder: Recorder, batch: StepBatch) -> None:
-    """Record the spans of the reads that have ended since the batch before, and of their requests for pictures."""
+    """Record the spans of the reads that have ended since the previous batch, and of their requests for pictures."""
     for read in () if batch.loader is None else batch.loader.reads:
         recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
     for works in _producers(batch):
@@ -37,7 +37,7 @@ def recorded_reads(recorder: Recorder, reads: Iterator[ReadSlots]) -> Iterator[R
 
 
 def values_of_reads(batch: StepBatch) -> Iterator[tuple[StepValue, float]]:
-    """Yield the values of the step about its reads: of the loader, then those of each producer of pictures."""
+    """Yield the step's values about its reads: those of the loader, then those of each producer of pictures."""
     if batch.loader is not None:
         yield StepValue.STEPS_READY, batch.loader.num_ready
         if batch.loader.num_starts is not None:

@@ -1,4 +1,4 @@
-"""Whether all workers were started with one configuration, one file of costs for each source, and the same pictures.
+"""Checks that all workers were started with one configuration, the same costs for each source, and the same pictures.
 
 Communication: each check reads a value of rank 0 from the store of the rendezvous.
 """

@@ -93,7 +93,7 @@ def train_step(
     update or gather.
     """
     mesh = rank_model.mesh
-    # filled on the device: a copy from the host would wait until the device has finished the last step
+    # filled on the device: a copy from the host would wait until the device has finished the previous step
     token_count = torch.full((1,), float(num_label_tokens), dtype=torch.float64, device=rank_model.device)
     counted = mesh.replicas.all_reduce(token_count, all_reduce_along(mesh.replicas.name))
     for chunk in rank_model.data_parallel:

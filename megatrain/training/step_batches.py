@@ -42,7 +42,7 @@ def open_batches(
     """Open this rank's batches, by the loader that data.loader selects. Must be called after `JobCheckpoints.restore`.
 
     print_line: prints a line to the log of the run. closing: closes the batches. held_out: held-out pictures from
-    shards, for which this rank asks the same producers until `closing` closes.
+    shards, which this rank requests from the same producers until `closing` closes.
     Communication: two agreements of all ranks if data.loader is "host", and one if pictures come from shards.
     Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
     processor does not order stores; DataError, on every rank, as `open_producers`.
@@ -65,7 +65,7 @@ def open_batches(
     )
     closing.enter_context(batches)
     if asking is not None:
-        # first, so that the thread that reads ahead does not wait for pictures
+        # closes before the batches do, so that the thread that reads ahead does not wait for pictures
         closing.callback(asking.close)
     return batches
 
@@ -115,7 +115,10 @@ def _open_loader(
 def _opened_producers(
     config: Config, mesh: Mesh, all_shards: Sequence[ShardSamples], checkpoints: JobCheckpoints, closing: ExitStack
 ) -> Producers:
-    """Open the producers of this host, and have this rank ask them for held-out pictures: those after the first."""
+    """Open the producers of this host, and connect the held-out pictures of this rank to them.
+
+    all_shards: the pictures of the training data, then held-out pictures.
+    """
     producers = read_producers(open_producers(config, mesh, all_shards, checkpoints, closing))
     for shards in all_shards[1:]:
         closing.enter_context(shards.connect(producers))

@@ -41,7 +41,7 @@ from megatrain.data.training_source import TrainingSource
 from megatrain.training.picture_data import picture_source, shards_of
 
 LONGEST_WAIT_S = 900.0
-"""Reads of object storage and requests to producers have failed by then: they are given up after a few minutes."""
+"""Reads of object storage and requests to producers fail within a few minutes, so none takes this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,7 @@ def all_shards(reader: BatchReader, validation: Iterable[ValidationSet]) -> list
 
 
 def has_limited_waits(reader: BatchReader) -> bool:
-    """Return whether each read that gets no answer fails after a while: those of object storage and of producers do.
-
-    A read from a disk may never return.
-    """
+    """Return whether every read has a time limit: reads of object storage and producers do, reads of a disk do not."""
     opened = [source for source in reader.sources if source is not None]
     return all(
         source.dataset.cache_use is not None or isinstance(source.pictures, (ShardSamples, DrawnPictures))
@@ -134,7 +131,8 @@ def shown_wait(
 ) -> Callable[[], None]:
     """Return what a rank calls while it waits for a step, so that it does not count as hung.
 
-    It does nothing where a read may never return, and after LONGEST_WAIT_S: then something else than a read hangs.
+    It does nothing if a read may never return. After LONGEST_WAIT_S it does nothing either, because then something
+    other than a read hangs.
     """
     if not has_limited_waits(reader):
         return lambda: None
@@ -228,7 +226,7 @@ def tokenizer_notes(config: Config) -> list[str]:
 def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:
     """Return the sample order of a new run. validation: all sets of held-out tokens.
 
-    The decoder of pictures from shards is known (`find_decoder`).
+    Must be called after `find_decoder` if there are pictures from shards.
     """
     tokenizer, shards = config.data.tokenizer, shards_of(reader)
     return SampleStream(
@@ -254,7 +252,7 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
             of_name = placed.stage.weight_of
             weights = integer_weights([of_name.get(source.resolved_name, 0.0) for source in sources])
         elif not placed.changes_length:
-            continue  # mixture and length go on
+            continue  # mixture and length stay the same
         stages.append(MixtureStage(placed.first_sample, weights, placed.seq_len))
     return tuple(stages)
 

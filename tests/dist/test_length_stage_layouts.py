@@ -57,15 +57,15 @@ def test_lengths_train_alike_on_one_device_and_in_a_layout(
     reference = jobs.remembered(make_config(tables(train_data)))
     run = jobs.run(make_config(tables(train_data), layout))
     assert_same_numbers([run], reference)
-    begins = [note.partition(", the rest of")[0] for note in run.ranks[0].notes if "samples have" in note]
+    begins = [note.partition(", until")[0] for note in run.ranks[0].notes if "samples have" in note]
     assert begins == [
         (
             "from step 3 on, samples have 16 tokens: at sample 16, after 64 tokens (after_tokens=50, rounded up to a "
-            "whole step); 2 of them consist of windows of the length before"
+            "whole step); 2 of them are assembled from windows of the previous length"
         ),
         (
             "from step 7 on, samples have 8 tokens: at sample 32, after 320 tokens (after_tokens=300, rounded up to a "
-            "whole step); 8 of them consist of windows of the length before"
+            "whole step); 8 of them are assembled from windows of the previous length"
         ),
     ]
 

@@ -196,3 +196,10 @@ def put_slot(
     temporary.write_bytes(bytes(page) + content + bytes(_REST_BYTES))
     temporary.replace(path)
     return path
+
+
+def read_contents(slot: SlotReader, offset: int, num_bytes: int) -> bytes:
+    """Return a part of the contents of a slot."""
+    content = bytearray(num_bytes)
+    slot.read_contents_into(offset, content)
+    return bytes(content)

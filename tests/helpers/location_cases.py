@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import threading
 from array import array
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatrain.checkpoint_format.location import Location, put_once
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
+from tests.helpers.checkpoint_tree import crash_at, tree
 
 NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
 """Names that may be below a location."""
@@ -72,8 +79,6 @@ class LocationCases:
             )
             with pytest.raises(CheckpointError, match=message):
                 (place / "a").read_range(offset, num_bytes)
-        with pytest.raises(ValueError, match="at -1"):
-            (place / "a").read_range(-1, 2)
 
     def test_a_missing_file_is_an_error_of_its_own(self, place: Location) -> None:
         (place / "file").write(b"")
@@ -165,3 +170,100 @@ class LocationCases:
         assert [entry.name for entry in place.entries()] == ["kept"]
         place.remove()
         assert not place.exists()
+
+
+def failing(number: int) -> Callable[..., None]:
+    """Return a function that fails with an error of the operating system."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+class DiskCases(LocationCases):
+    """The contract of a location on a disk of this machine. `place` is below tmp_path, in an existing directory."""
+
+    MOVE: tuple[Any, str]
+    """The owner and the name of the function that gives a temporary file its name."""
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The calls that reach the disk, in order."""
+        record: list[str] = []
+        real_fsync, real_move = os.fsync, getattr(*self.MOVE)
+
+        def fsync(file: int) -> None:
+            record.append("fsync " + re.sub(r"[0-9a-f]{8}", "*", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+            real_fsync(file)
+
+        def move(*arguments: Any) -> Any:
+            record.append("rename " + Path(arguments[-1]).name)
+            return real_move(*arguments)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(*self.MOVE, move)
+        return record
+
+    def test_files_reach_the_disk_in_order(self, place: Location, calls: list[str]) -> None:
+        (place / "b" / "COMMIT").write(b"x")
+        assert calls[-3:] == ["fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
+        del calls[:]
+        (place / "b" / "COMMIT").write(b"y")
+        assert calls == ["fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
+        del calls[:]
+        sink = (place / "b" / "big").create()
+        sink.write(b"12")
+        assert calls == []
+        sink.close()
+        assert calls == ["fsync big", "fsync b"]
+        del calls[:]
+        (place / "b").remove()
+        assert calls == ["fsync place"]
+
+    @pytest.mark.parametrize("is_move", [False, True])
+    def test_a_write_that_fails_leaves_what_was_there(
+        self, place: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_move: bool
+    ) -> None:
+        (place / "a").write(b"old")
+        monkeypatch.setattr(*(self.MOVE if is_move else (os, "fsync")), failing(errno.ENOSPC))
+        for name in "ab":
+            with pytest.raises(CheckpointError, match=rf"place/{name}: cannot be written: No space left on device$"):
+                (place / name).write(b"new")
+        assert tree(tmp_path) == {"place/a": b"old"}
+
+    def test_a_write_that_is_killed_leaves_nothing_to_see(self, place: Location) -> None:
+        """The process ends before each change to the disk: the file is the old or the new one, and there is no other
+        file."""
+        (place / "a").write(b"old")
+        preparation = (
+            f"from megatrain.checkpoint_format.url_location import open_location\nplace = open_location({str(place)!r})"
+        )
+        number = 0
+        while crash_at(number, preparation, "(place / 'a').write(b'new')"):
+            assert (place / "a").read() == b"old"
+            assert [entry.name for entry in place.entries()] == ["a"]
+            number += 1
+        assert number >= 2, "before the temporary file is made, and before it is renamed"
+        assert (place / "a").read() == b"new"
+
+    def test_a_big_file_that_cannot_be_made_durable_is_gone(
+        self, place: Location, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        num_open = len(os.listdir("/proc/self/fd"))
+        sink = (place / "a").create()
+        sink.write(b"12")
+        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(CheckpointError, match="place/a: cannot be written: Input/output error"):
+            sink.close()
+        assert place.entries() == []
+        assert len(os.listdir("/proc/self/fd")) == num_open
+
+    def test_obstacle_in_the_path_is_named(self, place: Location) -> None:
+        (place / "file").write(b"")
+        (place / "directory" / "x").write(b"")
+        for name, message in (("file/x", "File exists"), ("directory", "Is a directory")):
+            for action in (partial((place / name).write, b""), (place / name).create):
+                with pytest.raises(CheckpointError, match=rf"place/{name}: cannot be written: {message}"):
+                    action()
+        assert contents(place) == {"file": b"", "directory/x": b""}

@@ -12,7 +12,7 @@ from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.peers.server import PeerServer, listen
-from tests.helpers.arena_snapshots import put_slot
+from tests.helpers.arena_snapshots import put_slot, read_contents
 from tests.helpers.waiting import DEADLINE_S
 
 SECRET = b"s" * 32
@@ -39,7 +39,7 @@ class PeerHosts:
 
 def whole_contents(path: Path) -> bytes:
     with SlotReader(path) as slot:
-        return slot.read_contents(0, slot.header.contents_bytes)
+        return read_contents(slot, 0, slot.header.contents_bytes)
 
 
 @contextmanager

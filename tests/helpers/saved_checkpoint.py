@@ -39,6 +39,7 @@ from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 from megatrain.training.rank_model import build_rank_model
 from tests.helpers.checkpoint_tree import make_manifest
+from tests.helpers.images import image_bytes
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 
@@ -113,11 +114,7 @@ def write_as_job(
 
 
 def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
-    image = bytearray(plan.num_bytes + 64)  # An empty image has no memory to point to.
-    bound = plan.bind(memoryview(image))
-    bound.write_envelopes()
-    bound.copy_out()
-    content = bytes(image[: plan.num_bytes])
+    content = image_bytes(plan)
     hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, "image")
     hasher.update(content)
     trailer = encode_trailer(hasher.finish())

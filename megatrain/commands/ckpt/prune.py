@@ -175,11 +175,10 @@ def _outdated(
     """Return branch and step of each checkpoint that retention does not keep. An ancestry has each step once."""
     branch_of = {checkpoint.step: checkpoint.branch for checkpoint in whole}
     branches = ancestry(checkpoints, current_branch(checkpoints))
-    needed: set[int] = set()
+    kept = {checkpoint.step for checkpoint in whole if is_pinned(checkpoint.location)}
     for branch in set(branch_of.values()):
-        needed |= origins(branches, branch, [step for step, name in branch_of.items() if name == branch])
-    pinned = {checkpoint.step for checkpoint in whole if is_pinned(checkpoint.location)}
-    gone = to_remove(list(branch_of), pinned, needed, keep_last, keep_every)
+        kept |= origins(branches, branch, [step for step, name in branch_of.items() if name == branch])
+    gone = to_remove(list(branch_of), kept, keep_last, keep_every)
     return {(branch_of[step], step) for step in gone}
 
 

@@ -2,7 +2,7 @@
 
 A step allocates the same tensors as the step before it, so after some steps torch requests no further memory from the
 driver. If free memory is then fragmented into pieces of the wrong sizes, torch returns its free memory to the driver
-and allocates again, and the GPU waits. The count of such retries shows how often this happens; allocator.py makes
+and allocates again, and the GPU waits. The count of such retries shows how often this happens; device_settings.py makes
 retries rare. Source: torch's notes on CUDA memory management (memory_stats).
 """
 

@@ -21,7 +21,7 @@ from megatrain.contracts.closable import Closable
 from megatrain.fencing.fence import FenceRule
 from megatrain.programs.processes import set_parent_death_signal
 from megatrain.programs.stop_signals import GROUP_SIGNALS, call_in_forked_children
-from megatrain.training.stopping.watchdog_process import COMMAND, DISARM, EXTEND, FOLLOW, run_watchdog
+from megatrain.training.stopping.watchdog_process import COMMAND, EXTEND, FOLLOW, run_watchdog
 
 _logger = logging.getLogger(__name__)
 
@@ -42,10 +42,6 @@ class Watchdog(Closable):
         previous one.
         """
         self._send(EXTEND, seconds)
-
-    def disarm(self) -> None:
-        """Ignore the signals that have arrived; the next signal starts a new grace period."""
-        self._send(DISARM, 0.0)
 
     def follow(self, black_box: Path | None) -> None:
         """Send the watchdog the path of the worker's black box, which it reads for the self-fence and for the length of
@@ -84,18 +80,17 @@ class Watchdog(Closable):
             self._pipe_fd = -1
 
 
-def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRule | None = None) -> Watchdog:
+def start_watchdog(grace_s: float, rank: int, fence_rule: FenceRule | None = None) -> Watchdog:
     """Fork the process that kills this process after a stop signal, unless this process ends before.
 
     The kill comes `grace_s` after the signal. If the median step in the black box that the watchdog follows is longer
     than two thirds of `grace_s`, the kill comes after twice that step.
     Must be called in the main thread before torch is imported, so that the child stays small, and no lock of a library
     is copied.
-    The watchdog receives the signals that have a Python handler: see StopSignals. `rank` is for the message; None means
-    torchrun's rank. With `fence_rule` the watchdog also kills a worker if its executor is frozen and the job may have
-    continued without it: see `follow`.
+    The watchdog receives the signals that have a Python handler: see StopSignals. `rank` is for messages. With
+    `fence_rule` the watchdog also kills a worker if its executor is frozen and the job may have continued without it:
+    see `follow`.
     """
-    rank_text = os.environ.get("RANK", "0") if rank is None else str(rank)
     worker_pid = os.getpid()
     read_fd, write_fd = os.pipe()
     # The worker must never block on its watchdog.
@@ -105,7 +100,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
     try:
         pid = os.fork()
         if pid == 0:
-            run_watchdog(read_fd, worker_pid, grace_s, rank_text, fence_rule)
+            run_watchdog(read_fd, worker_pid, grace_s, rank, fence_rule)
         os.close(read_fd)
         return Watchdog(pid, write_fd)
     finally:

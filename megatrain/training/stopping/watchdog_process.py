@@ -29,8 +29,7 @@ from megatrain.training.stopping.self_fence import SelfFence
 # one of these bytes, a little-endian double, the length of a text, and the text, all in one write: a pipe never mixes
 # two writes of up to PIPE_BUF bytes.
 EXTEND = 0x81
-DISARM = 0x82
-FOLLOW = 0x83
+FOLLOW = 0x82
 COMMAND = struct.Struct("<BdH")
 
 _PIPE_FD = 3
@@ -39,15 +38,13 @@ _POLL_S = 0.5
 _NS = 1_000_000_000
 
 
-def run_watchdog(
-    read_fd: int, worker_pid: int, grace_s: float, rank_text: str, fence_rule: FenceRule | None
-) -> NoReturn:
+def run_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank: int, fence_rule: FenceRule | None) -> NoReturn:
     """Run the forked child. No Python code of the worker may continue in the child, even after an error."""
     try:
         _detach_from_worker(read_fd)
         # a parent-death guard: the end of the pipe is not enough, since a child of the worker may keep the pipe open
         set_parent_death_signal(signal.SIGKILL)
-        watch = _Watch(worker_pid, grace_s, fence_rule, f"rank {rank_text} (process {worker_pid})")
+        watch = _Watch(worker_pid, grace_s, fence_rule, f"rank {rank} (process {worker_pid})")
         reason = watch.wait()
         # The worker is still the parent, so its pid does not belong to another process.
         if reason and os.getppid() == worker_pid:
@@ -57,7 +54,7 @@ def run_watchdog(
             os.kill(worker_pid, signal.SIGKILL)
         os._exit(0)
     except BaseException:  # noqa: BLE001 -- if it were raised, the worker's code would run in the child
-        _write_stderr(f"megatrain: the watchdog of rank {rank_text} failed\n{traceback.format_exc()}")
+        _write_stderr(f"megatrain: the watchdog of rank {rank} failed\n{traceback.format_exc()}")
         os._exit(1)
 
 
@@ -127,10 +124,8 @@ class GraceClock:
     def _take_command(self, command: int, value: float, text: bytes, now: float) -> None:
         if command == EXTEND:
             self._busy_until = now + value
-        elif command == FOLLOW:
-            self.black_box = Path(os.fsdecode(text))
         else:
-            self.signal_name = ""
+            self.black_box = Path(os.fsdecode(text))
 
 
 class _Watch:

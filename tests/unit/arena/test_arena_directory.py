@@ -32,7 +32,7 @@ def test_names_of_an_arena_are_fixed(path: Path) -> None:
     )  # fmt: skip
     assert [name.relative_to(path).as_posix() for name in names] == [
         "rank-00003.slot-0", "copy-00007.slot-1", "host.json", "plan-00003.json", "metadata-r000002.bin",
-        "index-r000002.json",         "status.json", "wake", "writer.lock", "workers.lock",
+        "index-r000002.json", "status.json", "wake", "writer.lock", "workers.lock",
     ]  # fmt: skip
 
 
@@ -165,6 +165,8 @@ def test_slots_and_copies_are_found_by_name(arena: Arena, put: Put) -> None:
 def test_sealed_snapshots_are_found_by_rank(arena: Arena, put: Put) -> None:
     put(4, 20, 10)
     put(5, 20, 30)
+    put_slot(arena.copy(9, 1), 9, 1, 30)
+    assert sealed_by_rank(arena, is_copy=True) == {9: [SealedSnapshot(30, 2, 3)]}
     assert sealed_by_rank(arena) == {
         4: [SealedSnapshot(10, 2, 1), SealedSnapshot(20, 2, 2)],
         5: [SealedSnapshot(20, 2, 2), SealedSnapshot(30, 2, 3)],
@@ -182,17 +184,6 @@ def test_slot_of_another_or_no_snapshot_does_not_count(arena: Arena, put: Put) -
         found = sealed_by_rank(arena)
         assert found[4] == [SealedSnapshot(20, 2, 2)]
         assert found.get(5) != found[4], changes
-
-
-def test_a_damaged_slot_does_not_count(arena: Arena, put: Put) -> None:
-    put(4, 20, 10)
     put(5, 20, 10)
     os.truncate(arena.slot(5, 0), HEADER_BYTES)
     assert sealed_by_rank(arena)[5] == [SealedSnapshot(10, 2, 1)]
-
-
-def test_copies_are_kept_apart(arena: Arena, put: Put) -> None:
-    put(4, 20)
-    put_slot(arena.copy(9, 1), 9, 1, 30)
-    assert sealed_by_rank(arena) == {4: [SealedSnapshot(20, 2, 2)]}
-    assert sealed_by_rank(arena, is_copy=True) == {9: [SealedSnapshot(30, 2, 3)]}

@@ -22,6 +22,7 @@ from megatrain.checkpoint.copy_slots import (
 )
 from megatrain.checkpoint.snapshot_offer import PlannedSlot, SnapshotOffer, SnapshotRequest
 from megatrain.contracts.errors import CheckpointError
+from tests.helpers.arena_snapshots import read_contents
 
 PLANNED = PlannedSlot(owner=7, contents_bytes=1000, plan_digest="ab" * 32)
 OFFER = SnapshotOffer(
@@ -74,7 +75,7 @@ def test_filled_slot_has_the_label_and_contents_of_the_owners(arena: Arena, slot
     assert sealed_by_rank(arena, is_copy=True) == {7: [SEALED]}
     with SlotReader(slots[1].path) as reader:
         assert SnapshotOffer.of_slot(reader) == OFFER
-        assert reader.read_contents(0, 1000) == b"x" * 1000
+        assert read_contents(reader, 0, 1000) == b"x" * 1000
         assert reader.words().persist == Persist.NONE
     with SlotReader(slots[0].path) as reader:
         assert SnapshotOffer.of_slot(reader) is None

@@ -22,6 +22,7 @@ from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range, shared_box
 from megatrain.parallel.sharding import FlatShard
+from tests.helpers.images import image_bytes
 
 KINDS = ("master", "exp_avg")
 Shards = list[tuple[str, FlatShard]]
@@ -110,11 +111,7 @@ def saved(layout: CutLayout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dic
         plan = plan_image(
             state_of(layout, wholes, rank % layout.tp_size, rank // layout.tp_size), layout.max_item_bytes
         )
-        memory = bytearray(plan.num_bytes)
-        image = plan.bind(memoryview(memory))
-        image.write_envelopes()
-        image.copy_out()
-        files[f"{rank}.distcp"] = bytes(memory)
+        files[f"{rank}.distcp"] = image_bytes(plan)
         items[rank] = plan.items_json()
     stored = stored_by_ranks(items, lambda rank: f"{rank}.distcp")
     return files, ItemCatalog(stored.tensors, "here", lambda: "")

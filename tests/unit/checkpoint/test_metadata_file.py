@@ -23,6 +23,7 @@ from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor,
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
+from tests.helpers.images import image_bytes
 from tests.helpers.require import lazy_module
 
 dcp = lazy_module("torch.distributed.checkpoint")
@@ -82,11 +83,7 @@ def written(directory: Path, max_item_bytes: int = 64 << 20) -> Path:
     items = {}
     for rank, state in enumerate(state_of_ranks()):
         plan = plan_image(state, max_item_bytes)
-        memory = bytearray(plan.num_bytes)
-        image = plan.bind(memoryview(memory))
-        image.write_envelopes()
-        image.copy_out()
-        (directory / file_name(rank)).write_bytes(memory + b"whatever follows the items")
+        (directory / file_name(rank)).write_bytes(image_bytes(plan) + b"whatever follows the items")
         items[rank] = plan.items_json()
     for name, content in described(items).items():
         (directory / name).write_bytes(content)

@@ -151,22 +151,12 @@ def test_a_commit_that_seems_to_fail_is_not_taken_back(
     assert verify_checkpoint(LocalLocation(tmp_path / "saved")) == []
 
 
-def test_killed_conversion_can_be_repeated(tmp_path: Path) -> None:
+def test_repeated_conversion_replaces_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = LocalLocation(tmp_path / "saved")
-    for name in (WRITING_NAME, ".metadata", "index.json", data_file_name(2, 7)):
+    leftovers = [".metadata", "index.json", data_file_name(2, 7)]
+    for name in (WRITING_NAME, *leftovers):
         (place / name).write(b"{}")
     assert not is_committed(place)
-
-    write(place)
-
-    assert verify_checkpoint(place) == []
-    assert not (place / data_file_name(2, 7)).exists()
-
-
-def test_leftover_files_are_removed_before_their_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = LocalLocation(tmp_path / "saved")
-    for name in (WRITING_NAME, data_file_name(2, 7)):
-        (place / name).write(b"{}")
     removed: list[str] = []
     remove = LocalLocation.remove
 
@@ -176,7 +166,10 @@ def test_leftover_files_are_removed_before_their_mark(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(LocalLocation, "remove", remove_and_note)
     write(place)
-    assert removed == [data_file_name(2, 7), WRITING_NAME, WRITING_NAME], "the last one is that of the new attempt"
+    # the mark is removed after the files, and once more at the end of the new attempt
+    assert removed == [*leftovers, WRITING_NAME, WRITING_NAME]
+    assert verify_checkpoint(place) == []
+    assert not (place / data_file_name(2, 7)).exists()
 
 
 @pytest.fixture

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from megatrain.checkpoint.item_reader import tensor_of
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import FileEntry
+from megatrain.checkpoint_format.stored_tensors import StoredItem
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box
 from tests.helpers.checkpoint_tree import make_manifest
@@ -78,6 +83,40 @@ def test_missing_parameter_is_named(saved: tuple[Path, dict[str, Tensor]]) -> No
         CheckpointError, match=rf"has shape .*, this configuration requires \(3,\); .* its {manifest.name}$"
     ):
         reader.read_box("model.embedding.word.weight", (3,), Box((0,), (3,)))
+
+
+def tensor_in(content: bytes) -> Tensor:
+    """Read an archive as the item of a tensor of shape [2, 3]."""
+    item = StoredItem((0, 0), (2, 3), "a.distcp", 640, len(content))
+    raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return tensor_of(raw, LocalLocation(Path("/saved")), "model.w", item, torch.float32)
+
+
+def archive_of(value: Any) -> bytes:
+    """Return what another program may have written: torch's older format."""
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+WRONG_ARCHIVES = {
+    "other shape": archive_of(torch.zeros(6)),
+    "no tensor": archive_of({"w": 1}),
+    "refused class": archive_of(Path),
+    "no archive": b"garbage",
+}
+
+
+def test_archive_of_another_program_is_read() -> None:
+    values = torch.arange(6.0).view(2, 3)
+    assert torch.equal(tensor_in(archive_of(values)), values)
+
+
+@pytest.mark.parametrize("content", WRONG_ARCHIVES.values(), ids=WRONG_ARCHIVES)
+def test_archive_without_the_tensor_is_named(content: bytes) -> None:
+    named = re.escape("/saved/a.distcp: model.w at byte 640 is not a tensor of shape (2, 3): ")
+    with pytest.raises(CheckpointError, match=named):
+        tensor_in(content)
 
 
 def test_another_index_is_refused(saved: tuple[Path, dict[str, Tensor]]) -> None:

@@ -235,14 +235,7 @@ def at(*steps: int) -> list[SealedSnapshot]:
     return [SealedSnapshot(step, 0, step // 10) for step in steps]
 
 
-def test_the_newest_snapshot_that_every_rank_has_decides() -> None:
-    host_of = ["a", "a", "b", "b"]
-    here = {0: at(40, 50), 1: at(40, 50)}
-    there = {2: at(40, 50), 3: at(40)}
-    held = [here, here, there, there]
-    assert newest_in_memory(held, host_of) == MemoryPoint(at(40)[0], (0, 1, 2, 3))
-    assert newest_in_memory([here, here, {}, {}], host_of) is None
-    assert newest_in_memory([{}] * 4, host_of) is None
+# test_attach_decisions.py tests which snapshot is the newest in the reports of all ranks.
 
 
 def test_snapshots_of_another_round_do_not_mix() -> None:
@@ -250,13 +243,9 @@ def test_snapshots_of_another_round_do_not_mix() -> None:
     assert newest_in_memory([mixed, mixed], ["a", "a"]) is None
 
 
-def test_a_copy_stands_in_for_a_host_that_lost_its_own() -> None:
-    host_of = ["a", "a", "new", "new"]
-    here = {0: at(40, 50), 1: at(40, 50), 2: at(40, 50), 3: at(50), 7: at(50)}
-    point = newest_in_memory([here, here, {}, {}], host_of)
-    assert point == MemoryPoint(at(50)[0], (0, 1, 0, 0))
-    # A rank prefers its own memory to a copy elsewhere.
-    own = {2: at(50), 3: at(50)}
+def test_own_memory_is_preferred_to_a_copy_elsewhere() -> None:
+    host_of = ["a", "a", "b", "b"]
+    here, own = {rank: at(50) for rank in (0, 1, 2, 3, 7)}, {2: at(50), 3: at(50)}
     assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(at(50)[0], (0, 1, 2, 3))
 
 

@@ -178,28 +178,11 @@ def test_removed_checkpoint_is_not_the_beginning_of_a_run() -> None:
             raise AssertionError(f"{settings}: {rollback_start(start(60, 50), BACK, settings)}")
 
 
-def mixed_rollback(*stages: MixtureStage) -> SampleStream:
-    sources = (StreamSource("web", 5000, "a" * 32), StreamSource("code", 3000, "b" * 32))
-    return SampleStream(7, sources, stages)
-
-
 def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
     """The mixture changed at step 42 (sample 336), and no checkpoint was written after that."""
-    old, now = mixed_rollback(MixtureStage(0, (1, 1), 16)), mixed_rollback(MixtureStage(0, (1, 3), 16))
-    newest = replace(start(42, 40), stream=old, consumed_samples=336)
-    config = Config.from_dict(
-        {
-            "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},
-            "batch": {"global_batch_size": 8},
-            "train": {"steps": 200},
-            "optimizer": {"lr": 1e-3},
-        }
-    )
-    found = known_order(newest, old, now, config, BACK, TrainingProgress(40, 320))
-    assert found.stages == (MixtureStage(0, (1, 1), 16), MixtureStage(336, (1, 3), 16))
-    assert found.skipped == ((328, 352),)
-    at_newest = known_order(newest, old, now, config, None, TrainingProgress(42, 336))
-    assert at_newest == old  # The resume itself begins the stage, and reports it.
+    newest = replace(start(42, 40), stream=mixed(OLD), consumed_samples=336)
+    found = known_order(newest, mixed(OLD), mixed((0, (1, 3))), CONFIG, BACK, TrainingProgress(40, 320))
+    assert (stages_of(found), found.skipped) == ((OLD, CHANGED), ((328, 352),))
 
 
 def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:

@@ -135,11 +135,3 @@ def test_a_complete_checkpoint_is_not_claimed(directory: Location, round_number:
     with pytest.raises(CheckpointError, match=message):
         claim(directory, MARK)
     assert WritingMark.read(directory) is None
-
-
-def test_marks_are_of_this_schema(directory: Location) -> None:
-    MARK.write(directory)
-    DONE.write(directory)
-    write_failed(directory, SNAPSHOT, 1, "x")
-    versions = [json.loads(content)["schema_version"] for content in tree(path_of(directory)).values()]
-    assert versions == [1, 1, 1]

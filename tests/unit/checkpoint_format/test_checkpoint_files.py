@@ -42,8 +42,6 @@ def test_names_sort_as_steps_do() -> None:
     for name in ("step-120", "step-0000000120", "step-00000012x", "latest", "xstep-000000120", "step-000000120.tmp",
                  "step-00000012\u0661", "step-000000120\n"):  # fmt: skip
         assert step_of(name) is None
-    with pytest.raises(ValueError, match="negative"):
-        step_directory_name(-1)
 
 
 def test_manifest_of_a_renamed_or_empty_directory_is_refused(branch: Location) -> None:

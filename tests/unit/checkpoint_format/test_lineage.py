@@ -143,9 +143,6 @@ def test_a_new_branch_needs_a_parent_that_is_there(checkpoints: Location) -> Non
         open_branch(checkpoints, "branch-0007", 10, "")
     with pytest.raises(CheckpointError, match=r"holds a run already \(claims, main\); a new branch of it needs"):
         open_branch(checkpoints, "", None, "")
-    for parent, step in (("main", None), ("", 10)):
-        with pytest.raises(ValueError, match="both or neither"):
-            open_branch(checkpoints, parent, step, "")
     assert tree(path_of(checkpoints)) == before
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.url_location import UrlLocation, open_location
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from tests.helpers.checkpoint_tree import crash_at, tree
-from tests.helpers.location_cases import LocationCases, contents
+from tests.helpers.checkpoint_tree import tree
+from tests.helpers.location_cases import DiskCases, LocationCases, contents, failing
 
 
 @pytest.fixture
@@ -33,8 +32,10 @@ def memory() -> Iterator[str]:
         store.rm("/test-url-location", recursive=True)
 
 
-class TestFileUrl(LocationCases):
+class TestFileUrl(DiskCases):
     """A disk behind fsspec."""
+
+    MOVE = (LocalFileSystem, "mv")
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Location:
@@ -113,58 +114,6 @@ def on_disk(tmp_path: Path) -> Location:
     return open_location(f"file://{tmp_path}/place")
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that reach the disk, in order."""
-    record: list[str] = []
-    real_fsync, real_mv = os.fsync, LocalFileSystem.mv
-
-    def fsync(file: int) -> None:
-        record.append("fsync " + re.sub(r"[0-9a-f]{8}", "*", Path(os.readlink(f"/proc/self/fd/{file}")).name))
-        real_fsync(file)
-
-    def mv(self: LocalFileSystem, source: str, target: str) -> None:
-        record.append("rename " + Path(target).name)
-        real_mv(self, source, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(LocalFileSystem, "mv", mv)
-    return record
-
-
-def test_files_reach_the_disk_in_order(on_disk: Location, calls: list[str]) -> None:
-    (on_disk / "b" / "COMMIT").write(b"x")
-    assert calls == ["fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
-    del calls[:]
-    sink = (on_disk / "b" / "big").create()
-    sink.write(b"12")
-    assert calls == []
-    sink.close()
-    assert calls == ["fsync big", "fsync b"]
-    del calls[:]
-    (on_disk / "b").remove()
-    assert calls == ["fsync place"]
-
-
-def failing(number: int) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
-@pytest.mark.parametrize(("module", "function"), [(os, "fsync"), (LocalFileSystem, "mv")])
-def test_a_write_that_fails_leaves_what_was_there(
-    module: object, function: str, on_disk: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (on_disk / "a").write(b"old")
-    monkeypatch.setattr(module, function, failing(errno.ENOSPC))
-    for name in "ab":
-        with pytest.raises(CheckpointError, match=rf"place/{name}: cannot be written: No space left on device$"):
-            (on_disk / name).write(b"new")
-    assert tree(tmp_path) == {"place/a": b"old"}
-
-
 def test_mount_without_hard_links_is_written_and_not_exclusive(
     on_disk: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -178,43 +127,6 @@ def test_mount_without_hard_links_is_written_and_not_exclusive(
     with pytest.raises(CheckpointError, match=r"place/more: cannot be written: No space left on device$"):
         (on_disk / "more").write_new(b"")
     assert tree(tmp_path) == {"place/COMMIT": b"first"}
-
-
-@pytest.mark.slow
-def test_a_write_that_is_killed_leaves_nothing_to_see(on_disk: Location) -> None:
-    (on_disk / "a").write(b"old")
-    preparation = f"""
-from megatrain.checkpoint_format.url_location import open_location
-place = open_location({str(on_disk)!r})
-"""
-    number = 0
-    while crash_at(number, preparation, "(place / 'a').write(b'new')"):
-        assert (on_disk / "a").read() == b"old"
-        assert [entry.name for entry in on_disk.entries()] == ["a"]
-        number += 1
-    assert number >= 2, "before the temporary file is made, and before it is renamed"
-    assert (on_disk / "a").read() == b"new"
-
-
-def test_a_big_file_that_cannot_be_made_durable_is_gone(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = (on_disk / "a").create()
-    sink.write(b"12")
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
-    with pytest.raises(CheckpointError, match="place/a: cannot be written: Input/output error"):
-        sink.close()
-    assert on_disk.entries() == []
-
-
-def test_obstacle_in_the_path_is_named(on_disk: Location) -> None:
-    (on_disk / "file").write(b"")
-    (on_disk / "directory" / "x").write(b"")
-    for action in (lambda: (on_disk / "file/x").write(b""), lambda: (on_disk / "file/x").create()):
-        with pytest.raises(CheckpointError, match=r"place/file/x: cannot be written: File exists"):
-            action()
-    for action in (lambda: (on_disk / "directory").write(b""), lambda: (on_disk / "directory").create()):
-        with pytest.raises(CheckpointError, match="place/directory: cannot be written: Is a directory"):
-            action()
-    assert contents(on_disk) == {"file": b"", "directory/x": b""}
 
 
 def test_invented_length_is_not_read(on_disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
@@ -51,6 +52,22 @@ def job_of(model: ModelConfig) -> Config:
     )
 
 
+def trained_state(parameters: dict[str, Tensor], average: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the state to save for some parameters, which are the moments as well, and for their average."""
+    kinds = dict.fromkeys(("model", "optimizer.exp_avg", "optimizer.exp_avg_sq"), parameters)
+    kinds["optimizer.ema"] = average or {}
+    return {f"{kind}.{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
+
+
+def export_with_tokenizer(case: str, directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Write a Hugging Face directory of a random model with a tokenizer; return the model and its parameters."""
+    model = tiny(case, vocab_size=300)
+    parameters = random_parameters(model)
+    export(parameters, model, directory)
+    train_tokenizer(["to be or not to be"], 270).save(directory / TOKENIZER_NAME)
+    return model, parameters
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "tp"), [("llama", 2), ("gpt2", 2), ("llama", 4)], ids=["llama", "gpt2", "llama-key-value-heads-held-twice"]
@@ -58,9 +75,7 @@ def job_of(model: ModelConfig) -> Config:
 def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, case: str, tp: int) -> None:
     model = tiny(case)
     parameters = random_parameters(model)
-    state = {f"{prefix}.{name}": parameter for name, parameter in parameters.items()
-             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
-    write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=tp, pp=2), state)
+    write_as_job(tmp_path / "saved", with_layout(job_of(model), tp=tp, pp=2), trained_state(parameters))
 
     found = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--json")
 
@@ -75,14 +90,9 @@ def test_logits_of_a_trained_checkpoint_are_ours(ckpt: Ckpt, tmp_path: Path, cas
 def test_the_average_of_the_weights_is_exported_in_their_place(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama")
     job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
-    weights, average = (
-        random_parameters(model),
-        {name: parameter + 1 for name, parameter in random_parameters(model).items()},
-    )
-    state = {f"{prefix}.{name}": weight for name, weight in weights.items()
-             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
-    state |= {f"optimizer.ema.{name}": one for name, one in average.items()}
-    write_as_job(tmp_path / "saved", with_layout(job, tp=2), state)
+    weights = random_parameters(model)
+    average = {name: weight + 1 for name, weight in weights.items()}
+    write_as_job(tmp_path / "saved", with_layout(job, tp=2), trained_state(weights, average))
     assert ckpt("inspect", tmp_path / "saved", "--json")["has_ema"]
 
     for flags, expected in (((), weights), (("--ema",), average)):
@@ -105,11 +115,10 @@ def test_sample_takes_the_average_of_the_weights(tmp_path: Path, capsys: pytest.
     job = dataclasses.replace(job_of(model), optimizer=OptimizerConfig(lr=1e-3, name="muon", ema_decay=0.9))
     weights = random_parameters(model)
     average = {name: weight.flip(0) for name, weight in weights.items()}
-    kinds = {"model": weights, "optimizer.exp_avg": weights, "optimizer.exp_avg_sq": weights, "optimizer.ema": average}
-    state = {f"{kind}.{name}": value for kind, values in kinds.items() for name, value in values.items()}
     train_tokenizer(["to be or not to be"], 270).save(tmp_path / TOKENIZER_NAME)
     tokenizer = (tmp_path / TOKENIZER_NAME).read_bytes()
-    write_as_job(tmp_path / "saved", with_layout(job, tp=2), state, beside={TOKENIZER_NAME: tokenizer})
+    state, beside = trained_state(weights, average), {TOKENIZER_NAME: tokenizer}
+    write_as_job(tmp_path / "saved", with_layout(job, tp=2), state, beside=beside)
     prompt = torch.tensor(load_tokenizer(tmp_path / TOKENIZER_NAME).encode("to be"))
 
     likeliest = []
@@ -159,10 +168,7 @@ def test_import_then_export_is_bitwise_the_same(ckpt: Ckpt, tmp_path: Path, case
 @pytest.mark.slow(kept=["llama-tied"])
 @pytest.mark.parametrize("case", ["llama-tied", "gpt2"])
 def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, case: str) -> None:
-    model = tiny(case, vocab_size=300)
-    parameters = random_parameters(model)
-    export(parameters, model, tmp_path / "hf")
-    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+    model, parameters = export_with_tokenizer(case, tmp_path / "hf")
 
     found = ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved", "--json")
 
@@ -187,9 +193,7 @@ def test_an_import_is_a_checkpoint_that_verifies(ckpt: Ckpt, tmp_path: Path, cas
 def test_printed_configuration_is_valid_in_any_directory(
     ckpt: Ckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny("gpt2", vocab_size=300)
-    export(random_parameters(model), model, tmp_path / "hf")
-    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+    export_with_tokenizer("gpt2", tmp_path / "hf")
     monkeypatch.chdir(tmp_path)
 
     text = ckpt("import-hf", "hf", "--output", "saved")
@@ -203,9 +207,7 @@ def test_printed_configuration_is_valid_in_any_directory(
 
 
 def test_the_tokenizer_is_exported_unless_it_is_left_out(ckpt: Ckpt, tmp_path: Path) -> None:
-    model = tiny("gpt2", vocab_size=300)
-    export(random_parameters(model), model, tmp_path / "hf")
-    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "hf/tokenizer.json")
+    export_with_tokenizer("gpt2", tmp_path / "hf")
     ckpt("import-hf", tmp_path / "hf", "--output", tmp_path / "saved")
 
     ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "with", "--dtype", "bf16")
@@ -221,9 +223,8 @@ def test_the_tokenizer_is_exported_unless_it_is_left_out(ckpt: Ckpt, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("is_configured", [True, False])
 def test_tokenizer_with_another_end_of_documents_comes_back(ckpt: Ckpt, tmp_path: Path, is_configured: bool) -> None:
-    model, tokenizer = tiny("gpt2", vocab_size=300), tmp_path / "hf/tokenizer.json"
-    export(random_parameters(model), model, tmp_path / "hf")
-    train_tokenizer(["to be or not to be"], 270).save(tokenizer)
+    export_with_tokenizer("gpt2", tmp_path / "hf")
+    tokenizer = tmp_path / "hf" / TOKENIZER_NAME
     tokenizer.write_text(tokenizer.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
     if is_configured:
         tokenizer.with_name("tokenizer_config.json").write_text('{"eos_token": "<|stop|>", "chat_template": "x"}')
@@ -245,9 +246,8 @@ def test_tokenizer_with_another_end_of_documents_comes_back(ckpt: Ckpt, tmp_path
 @pytest.mark.slow
 def test_a_sentencepiece_tokenizer_is_exported_and_imported(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama", vocab_size=320)
-    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
-                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
     content = sentencepiece_model()
+    state = trained_state(random_parameters(model))
     write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.model": content})
 
     notes = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", "--json")["notes"]
@@ -284,9 +284,7 @@ def test_data_files_hold_some_parameters_each(ckpt: Ckpt, tmp_path: Path) -> Non
 
 def test_a_model_of_no_family_is_refused(ckpt: Ckpt, tmp_path: Path) -> None:
     model = tiny("llama", block="parallel")
-    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
-                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
-    write_as_job(tmp_path / "saved", job_of(model), state)
+    write_as_job(tmp_path / "saved", job_of(model), trained_state(random_parameters(model)))
     message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=78)
     assert 'model.block="parallel" cannot be exported' in message
     assert not (tmp_path / "hf").exists()
@@ -302,9 +300,8 @@ def test_sizes_have_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("content", [b"{}", None])
 def test_a_tokenizer_that_is_damaged_is_named(ckpt: Ckpt, tmp_path: Path, content: bytes | None) -> None:
     model = tiny("gpt2", vocab_size=300)
-    state: dict[str, Any] = {f"{prefix}.{name}": parameter for name, parameter in random_parameters(model).items()
-                             for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")}  # fmt: skip
-    write_as_job(tmp_path / "saved", job_of(model), state, beside={"tokenizer.json": b'{"no": "tokenizer"}'})
+    beside = {"tokenizer.json": b'{"no": "tokenizer"}'}
+    write_as_job(tmp_path / "saved", job_of(model), trained_state(random_parameters(model)), beside=beside)
     if content is not None:
         (tmp_path / "saved/tokenizer.json").write_bytes(content)
     message = ckpt("export-hf", tmp_path / "saved", "--output", tmp_path / "hf", code=65 if content is None else 66)

@@ -47,10 +47,7 @@ def test_all_branches_are_listed_with_the_resume_point(ckpt: Ckpt, run: Path, na
     assert found["resume"]["step"] == 25
     assert "newest committed checkpoint of branch-0002" in found["resume"]["reason"]
     (newest,) = [one for one in found["checkpoints"] if one["step"] == 25]
-    files = list(Path(newest["place"]).iterdir())
-    assert newest["num_bytes"] == sum(
-        path.stat().st_size for path in files if path.name != "COMMIT" and not is_manifest_name(path.name)
-    )
+    assert newest["num_bytes"] == listed_bytes(Path(newest["place"]))
     assert (newest["consumed_tokens"], newest["round"]) == (983_040, 2)
 
 

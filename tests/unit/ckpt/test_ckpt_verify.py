@@ -96,12 +96,6 @@ def test_checkpoint_of_another_run_or_branch_is_named(ckpt: Ckpt, run: Path) -> 
     assert "OK" in ckpt("verify", foreign, "--job", "other")
 
 
-def test_uncommitted_checkpoint_is_damaged(ckpt: Ckpt, run: Path) -> None:
-    place = run / "checkpoints/main/step-000000010"
-    (place / "COMMIT").unlink()
-    assert "COMMIT: missing" in ckpt("verify", place, code=66)
-
-
 def test_a_checkpoint_outside_of_a_run(ckpt: Ckpt, tmp_path: Path) -> None:
     place = put_whole(LocalLocation(tmp_path / "elsewhere"), 3)
     assert "OK" in ckpt("verify", place)

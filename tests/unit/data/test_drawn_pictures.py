@@ -158,7 +158,7 @@ def test_length_change_adds_padding_only() -> None:
     config = make_config(PICTURES, lengths)
     (note,) = length_notes(config, open_reader(config), TrainingProgress(), ())
     assert "from step 2 on, samples have 24 tokens: at sample 8, after 160 tokens" in note
-    assert "; 0 of them consist of windows of the length before" in note
+    assert "; 0 of them are assembled from windows of the previous length" in note
 
     changed, whole = (by_sample(read_configured(one, 1)) for one in (config, make_config(PICTURES)))
     assert list(changed) == list(range(8, 16))

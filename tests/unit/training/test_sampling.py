@@ -214,18 +214,8 @@ def test_a_tokenizer_that_is_not_the_one_saved_is_refused(run: TrainedRun, tmp_p
 
 
 def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "sample",
-        str(run.root),
-        "--prompt",
-        PROMPT,
-        "--temperature",
-        "0",
-        "--max-tokens",
-        "6",
-        "--device",
-        "cpu",
-    ]
+    greedy = ["--prompt", PROMPT, "--temperature", "0", "--max-tokens", "6"]
+    arguments = ["sample", str(run.root), "--device", "cpu", *greedy]
     prompt = run.tokenizer.encode(PROMPT)
     tokens = run.greedy(prompt, 6)
 
@@ -244,11 +234,12 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
 
 
 def test_the_function_writes_what_the_command_prints(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json"]) == 0
+    command = ["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json"]
+    assert main(command) == 0
     assert load(run.root, device="cpu").generate(PROMPT) == json.loads(capfd.readouterr().out)["text"]
     options = {"max_tokens": 5, "temperature": 1.2, "top_k": 50, "top_p": 0.9, "seed": 4}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json", *arguments]) == 0
+    assert main([*command, *arguments]) == 0
     printed = json.loads(capfd.readouterr().out)
 
     for place in (run.root, Path(str(checkpoint_of(run)))):

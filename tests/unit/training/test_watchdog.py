@@ -43,7 +43,7 @@ def get_stuck():
     say("stuck")
     library.pthread_mutex_lock(mutex)
 
-watchdog = start_watchdog(GRACE_S)
+watchdog = start_watchdog(GRACE_S, 11)
 signals = StopSignals()
 say(watchdog.pid)
 """.replace("DEADLINE_S", str(DEADLINE_S))
@@ -52,14 +52,13 @@ say(watchdog.pid)
 class Worker:
     """A worker process in a separate group."""
 
-    def __init__(self, body: str, grace_s: float, environment: dict[str, str]) -> None:
+    def __init__(self, body: str, grace_s: float) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", START.replace("GRACE_S", str(grace_s)) + body],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **environment},
             start_new_session=True,
         )
         self.pid = self.process.pid
@@ -77,8 +76,8 @@ class Worker:
 
 
 @contextmanager
-def worker(body: str, grace_s: float = LONG_S, environment: dict[str, str] | None = None) -> Iterator[Worker]:
-    started = Worker(body, grace_s, environment or {})
+def worker(body: str, grace_s: float = LONG_S) -> Iterator[Worker]:
+    started = Worker(body, grace_s)
     try:
         yield started
     finally:
@@ -100,7 +99,7 @@ def test_a_free_worker_stops_by_itself(number: signal.Signals) -> None:
 
 
 def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
-    with worker("get_stuck()", grace_s=0.3, environment={"RANK": "11"}) as stuck:
+    with worker("get_stuck()", grace_s=0.3) as stuck:
         assert stuck.line() == "stuck"
         signalled = time.monotonic()
         os.kill(stuck.pid, signal.SIGTERM)
@@ -158,7 +157,7 @@ def test_signals_to_the_group_do_not_end_the_watchdog() -> None:
         status, errors = stuck.end()
 
         assert status == -signal.SIGKILL
-        assert errors.startswith("megatrain: rank 0 ")
+        assert errors.startswith("megatrain: rank 11 ")
 
 
 def test_a_kill_of_the_group_takes_the_watchdog_along() -> None:
@@ -209,14 +208,14 @@ try:
 except ChildProcessError:
     say("none")
 try:
-    watchdog.disarm()
+    watchdog.extend(1)
 except RuntimeError as error:
     say(error)
 assert signal.set_wakeup_fd(-1) == -1
 read_fd, write_fd = os.pipe()
 os.set_blocking(write_fd, False)
 signal.set_wakeup_fd(write_fd)
-start_watchdog(1).close()
+start_watchdog(1, 0).close()
 signal.raise_signal(signal.SIGUSR1)
 say(os.read(read_fd, 9) == bytes([signal.SIGUSR1]))
 """
@@ -233,27 +232,6 @@ def test_announced_work_extends_the_grace_period() -> None:
         os.kill(stuck.pid, signal.SIGTERM)
         assert stuck.end()[0] == -signal.SIGKILL
         assert time.monotonic() - announced >= 0.5
-
-
-def test_a_disarmed_watchdog_waits_for_the_next_signal() -> None:
-    body = """
-watchdog.extend(600)
-run_until(lambda: signals.is_requested)
-watchdog.disarm()
-watchdog.extend(0)
-say("disarmed")
-end = time.monotonic() + 0.3
-run_until(lambda: time.monotonic() > end)
-say("alive")
-get_stuck()
-"""
-    with worker(body, grace_s=0.05) as disarmed:
-        os.kill(disarmed.pid, signal.SIGTERM)
-        assert [disarmed.line() for _ in range(3)] == ["disarmed", "alive", "stuck"]
-        os.kill(disarmed.pid, signal.SIGUSR1)
-        status, errors = disarmed.end()
-        assert status == -signal.SIGKILL
-        assert "got SIGUSR1" in errors
 
 
 def test_signals_of_forked_children_do_not_stop_the_worker() -> None:
@@ -279,7 +257,7 @@ say(signals.is_requested)
 
 
 def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
-    body = "opened = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9); say(watchdog.pid); get_stuck()"
+    body = "file = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9, 0); say(watchdog.pid); get_stuck()"
     with worker(body) as stuck:
         stuck.watchdog_pid = int(stuck.line())
         assert stuck.line() == "stuck"

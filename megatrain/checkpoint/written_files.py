@@ -1,10 +1,11 @@
-"""Writes the slots of a host's ranks to the data files of a checkpoint, several at once."""
+"""The files of a checkpoint: data files, which each host writes from its slots, and the coordinator's small files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 from megatrain.arena.directory import Arena
 from megatrain.arena.plans import RankPlan
@@ -12,6 +13,15 @@ from megatrain.arena.sealed import SealedSlot
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.image_stream import write_data_file
+from megatrain.checkpoint_format.checkpoint_names import (
+    INDEX_NAME,
+    METADATA_NAME,
+    SENTENCEPIECE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    is_sentencepiece,
+    name_in_round,
+)
 from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
@@ -24,7 +34,10 @@ _NUM_FILES_AT_ONCE = 4
 def write_slots(
     arena: Arena, directory: Location, snapshot: SealedSnapshot, slots: Sequence[SealedSlot]
 ) -> Mapping[str, FileEntry]:
-    """Write the slots of a snapshot and return the entries of the files, by name. Raises: CheckpointError."""
+    """Write the slots of a snapshot, several at once, and return the entries of the files, by name.
+
+    Raises: CheckpointError.
+    """
 
     def write(opened: tuple[RankPlan, SlotReader]) -> FileEntry:
         plan, slot = opened
@@ -46,3 +59,25 @@ def _open(arena: Arena, sealed: SealedSlot, stack: ExitStack) -> tuple[RankPlan,
             f"{sealed.path}: its plan is not the one in {location}; it belongs to a layout that the job no longer uses"
         )
     return plan, slot
+
+
+def small_files(arena: Arena, round_number: int, tokenizer: str) -> dict[str, bytes]:
+    """Return the content of the metadata, of the index and of the tokenizer's files, by their names in the round.
+
+    tokenizer: the path of the tokenizer's file, "" for none. Raises: CheckpointError naming a file.
+    """
+    paths = {METADATA_NAME: arena.metadata(round_number), INDEX_NAME: arena.index(round_number)}
+    if tokenizer:
+        path = Path(tokenizer)
+        paths[SENTENCEPIECE_NAME if is_sentencepiece(path.name) else TOKENIZER_NAME] = path
+        beside = path.with_name(TOKENIZER_CONFIG_NAME)  # names the token that ends documents
+        if beside.exists():
+            paths[TOKENIZER_CONFIG_NAME] = beside
+    return {name_in_round(name, round_number): _read(path) for name, path in paths.items()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
