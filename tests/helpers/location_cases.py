@@ -226,7 +226,8 @@ class DiskCases(LocationCases):
         self, place: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_move: bool
     ) -> None:
         (place / "a").write(b"old")
-        monkeypatch.setattr(*(self.MOVE if is_move else (os, "fsync")), failing(errno.ENOSPC))
+        owner, name_of_call = self.MOVE if is_move else (os, "fsync")
+        monkeypatch.setattr(owner, name_of_call, failing(errno.ENOSPC))
         for name in "ab":
             with pytest.raises(CheckpointError, match=rf"place/{name}: cannot be written: No space left on device$"):
                 (place / name).write(b"new")

@@ -52,10 +52,10 @@ def test_rank_with_more_microbatches_is_no_straggler() -> None:
 
 def test_host_that_waits_for_its_loader_is_not_slow() -> None:
     """Its finding names the data, for which no host is replaced; reads that no rank waits for are not a finding."""
+    read_s = np.where(np.arange(8) == 2, 0.9, 0.0)
     for wait_s in (0.0, 0.5):
         job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: wait_s, 3: wait_s})
-        read_s = np.where(np.arange(8) == 2, 0.9, 0.0)
-        live, _ = watch_job(job, 30, extra=lambda step, read_s=read_s: {Operation.DATA_READ: read_s})
+        live, _ = watch_job(job, 30, extra=lambda step: {Operation.DATA_READ: read_s})
         found = live.assessment
         assert [(one.cause, one.hosts, one.cause.is_of_host) for one in found.findings] == (
             [(Cause.DATA, ("host-1",), False)] if wait_s else []
