@@ -143,7 +143,7 @@ def test_lines_of_our_own_programs() -> None:
     assert classify(skips).label == "numerics"
     assert (classify(differ).label, classify(differ).rule) == ("numerics", "replicas-differ")
     assert classify(killed).label == "preemption"
-    assert classify(unsaved).label == "storage"
+    assert (classify(unsaved).label, classify(unsaved).rule) == ("storage", "saving-failed")
     assert classify(group.format("something odd")).is_cascade
     assert classify(
         group.format("[unbound_buffer.cc:81] Timed out waiting 120000ms for recv operation to complete")
