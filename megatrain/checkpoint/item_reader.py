@@ -64,16 +64,18 @@ def tensor_of(content: Tensor, directory: Location, key: str, item: StoredItem, 
     Shapes: content, uint8 [item.length]; result item.sizes.
     Raises: CheckpointError naming the file and the tensor, when the archive does not hold such a tensor.
     """
-    around = envelope(item.sizes, dtype)
-    is_own = content.numel() == around.num_bytes and (content[: around.data_offset].numpy().tobytes() == around.prefix)
-    if is_own:
-        data = content[around.data_offset : around.data_offset + around.num_data_bytes]
-        return data.view(dtype).view(item.sizes)
     try:
+        around = envelope(item.sizes, dtype)
+        is_own = content.numel() == around.num_bytes and (
+            content[: around.data_offset].numpy().tobytes() == around.prefix
+        )
+        if is_own:
+            data = content[around.data_offset : around.data_offset + around.num_data_bytes]
+            return data.view(dtype).view(item.sizes)
         loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
             raise ValueError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
-    except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
+    except (RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{directory / item.file}: {key} at byte {item.offset} is not a tensor of shape {item.sizes}: {error}"
         ) from error

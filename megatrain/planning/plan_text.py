@@ -63,7 +63,7 @@ def _stages(plan: RunPlan) -> list[str]:
             _layer_counts(stage),
             f"{stage.num_parameters:,}",
             f"{stage.memory.num_in_flight}",
-            " ".join(ranges_text(chunk) or "-" for chunk in stage.layers),
+            "; ".join(ranges_text(chunk) or "-" for chunk in stage.layers),
         ]
         for stage in plan.stages
     ]

@@ -10,7 +10,9 @@ import argparse
 
 from megatrain.commands.data import build, costs, export, inspect, merge, pack, pictures, sample, verify
 
-SUMMARY = "build token files from text, inspect, verify, pack, merge and export them; index pictures"
+SUMMARY = (
+    "build token files from text; inspect, verify, sample, pack, merge and export them; store costs; index pictures"
+)
 
 _VERBS = (build, inspect, verify, sample, pack, costs, merge, export, pictures)
 

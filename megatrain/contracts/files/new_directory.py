@@ -19,7 +19,7 @@ from pathlib import Path
 
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.files import file_locks
-from megatrain.contracts.files.whole_files import sync_directory
+from megatrain.contracts.files.whole_files import sync_directory, sync_file
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -77,11 +77,17 @@ def resumable_directory(output: Path, kind: DirectoryKind, is_forced: bool, dige
             _sync(staging / _NEW)
             _check_output(output, kind, is_forced)
             _publish(staging, output)
-            sync_directory(output.parent)
     except OSError as error:
         hint = "; the same command then continues the build" if kept is not None and kept.exists() else ""
         raise kind.write_error(
             f"{output}: cannot be written: {error.strerror}; free some space or {kind.hint}{hint}"
+        ) from error
+    try:
+        sync_directory(output.parent)
+    except OSError as error:
+        raise kind.write_error(
+            f"{output}: is complete, but a loss of power may undo it: {output.parent} cannot be synced:"
+            f" {error.strerror}; check the file system, then verify the output or write it again"
         ) from error
 
 
@@ -223,8 +229,7 @@ def _remove(staging: Path) -> None:
 def _sync(directory: Path) -> None:
     """Make a directory of files durable. Raises: OSError."""
     for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(path)
     sync_directory(directory)
 
 

@@ -52,12 +52,21 @@ def sync_directory(path: Path) -> None:
 
     Raises: OSError.
     """
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(path, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a closed file durable. Raises: OSError."""
+    _sync(path, 0)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     except OSError as error:
-        # some network file systems lack this call: their directories are durable at once
+        # some network file systems lack this call: a closed file or a changed directory is durable at once
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -104,6 +104,8 @@ WRONG_ARCHIVES = {
     "no tensor": archive_of({"w": 1}),
     "refused class": archive_of(Path),
     "no archive": b"garbage",
+    "half a pickle": b"\x80",
+    "begin of a pickle": b"\x80\x02",
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,37 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         (staging / "one").write_text("half")
         raise OSError(28, "No space left on device")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyError("w"), KeyboardInterrupt()], ids=["bug", "signal"])
+def test_a_build_that_is_not_continued_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), new_directory(tmp_path / "out", KIND, False) as staging:
+        (staging / "one").write_text("half")
+        raise error
+    assert os.listdir(tmp_path) == []
+
+
+def fsync_that_fails(number: int, when: Callable[[str], bool]) -> Callable[[int], None]:
+    """Return an fsync that fails for the paths that `when` accepts."""
+
+    def fsync(descriptor: int) -> None:
+        if when(os.readlink(f"/proc/self/fd/{descriptor}")):
+            raise OSError(number, os.strerror(number))
+
+    return fsync
+
+
+def test_a_file_system_without_fsync_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", fsync_that_fails(errno.EINVAL, lambda path: True))
+    fill(tmp_path / "out", "new")
+    assert (tmp_path / "out" / "one").read_text() == "new"
+
+
+def test_a_place_that_is_not_synced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", fsync_that_fails(errno.EIO, str(tmp_path).__eq__))
+    with pytest.raises(SaveError, match=r"out: is complete, but .* cannot be synced: Input/output error"):
+        fill(tmp_path / "out", "new")
+    assert (tmp_path / "out" / "one").read_text() == "new"
 
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
