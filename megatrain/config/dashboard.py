@@ -48,8 +48,8 @@ class DashboardConfig:
     )
     host_names: str = option(
         "",
-        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address "
-        "and the name of this machine are refused.",
+        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address, "
+        "localhost and the name of this machine are refused.",
         pattern="[A-Za-z0-9., _-]*",
     )
     base_path: str = option(

@@ -51,7 +51,7 @@ class Axis:
 
 
 AXES = (
-    Axis("pp", "pipeline", "stages of a pipeline, in order", cuts_model=True, is_always_listed=True, word="stage"),
+    Axis("pp", "pipeline", "stages of a pipeline", cuts_model=True, is_always_listed=True, word="stage"),
     Axis(
         "dp",
         "data",
