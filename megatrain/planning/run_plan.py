@@ -40,7 +40,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a rank of a stage holds. `stages`: all stages with the same numbers; `rank` is in the first of them."""
+    """What a rank of a stage holds. `stages`: all stages of this kind; `rank` is in the first of them."""
 
     name: str
     stages: tuple[int, ...]
@@ -81,7 +81,7 @@ class RunPlan:
     num_microbatches: int
     micro_batch_size: int
     idle_share: float
-    """The share of the slots of all pipelines that are idle, because replicas have unequal numbers of micro-batches."""
+    """The share of the slots of all pipelines that have no micro-batch: see Dealing.idle_share."""
     idle: str
     """The same as text; empty if no slot is idle."""
     bucket_size: int

@@ -30,7 +30,7 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(1, _LARGEST_SEQ_LEN),
         required=True,
         metavar="N",
-        help="labels per sample: the model.seq_len of the run",
+        help="labels per sample: the length of the run's samples (data.seq_len, else model.seq_len)",
     )
     parser.add_argument(
         "--workers",
@@ -39,7 +39,7 @@ def add_verb(verbs: Verbs) -> None:
         metavar="N",
         help="number of processes that pack; it does not change the file (default: one per core)",
     )
-    add_force(parser, "packed samples")
+    add_force(parser, "a file of packed samples")
     add_json(parser)
     parser.set_defaults(run_verb=run)
 

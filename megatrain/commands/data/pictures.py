@@ -62,7 +62,7 @@ def _add_serve(steps: Verbs) -> None:
         "serve", help="run a producer of pictures for programs on other hosts, until it is stopped", allow_abbrev=False
     )
     parser.add_argument(
-        "directories", type=utf8_path, nargs="+", metavar="DIR", help=f"{_SHARDS}; several: one for each index"
+        "directories", type=utf8_path, nargs="+", metavar="DIR", help=f"{_SHARDS} with an index; may be several"
     )
     parser.add_argument("--listen", type=_address, required=True, metavar="HOST:PORT",
                         help="the address of this host at which others reach it")  # fmt: skip
