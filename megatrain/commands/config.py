@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `show`, `check` or `reference`.
 
-    Raises: ConfigError with every problem of the configuration.
+    Raises: ConfigError with every problem of the configuration; TopologyError when the dry run cannot be planned;
+    MegatrainError when the file of --output cannot be written.
     """
     if args.config_verb == "reference":
         if args.config is None and args.overrides:

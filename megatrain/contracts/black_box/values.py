@@ -71,7 +71,7 @@ class RecordFlag(IntFlag):
 
 
 ATTENDED_SHIFT = 8
-"""First of the flag bits with the part of a span in which the host was busy only with it. See `attended_bits`."""
+"""Position of the first of the flag bits that hold the attended part of a span: see `attended_bits`."""
 ATTENDED_STEPS = 126
 ATTENDED_MASK = 127
 
