@@ -1,7 +1,7 @@
 """`megatrain blackbox FILE`: show from a black box what a rank, running or dead, was doing.
 
-Prints the header, the control page and the newest records. Operations that had begun and not ended are marked "IN
-FLIGHT", with their age.
+Prints the header, the control page, the totals of the last step and the newest records. Operations that had begun and
+not ended are marked "IN FLIGHT", with their age.
 """
 
 from __future__ import annotations

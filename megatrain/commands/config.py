@@ -134,7 +134,8 @@ def _summary(config: Config, world_size: int | None) -> str:
         "pipeline": f"{parallel.schedule}, {count_text(chunks, 'chunk')} a stage, "
         + _layers_text(config.layers_per_chunk),
         "parameters": f"{size.total:,} ({encoder}embedding {size.embedding:,}, positions {size.position:,}, "
-        f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
+        f"{count_text(size.num_blocks, 'block')} of {size.block:,}, final norm {size.final_norm:,}, "
+        f"head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.seq_len} tokens = "
         f"{batch.global_batch_size * config.seq_len:,} tokens a step, {_microbatches_text(num_microbatches)} of "
         f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else "") + _later_batches(config, layout),

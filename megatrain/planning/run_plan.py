@@ -85,7 +85,8 @@ class RunPlan:
     idle: str
     """The same as text; empty if no slot is idle."""
     bucket_size: int
-    """The minimum number of gradients or parameters that one collective exchanges."""
+    """The number of elements at which a bucket is closed. One collective exchanges the gradients or parameters of a
+    bucket."""
     by_chunk: str
     """Why collectives of data parallelism overlap only with other chunks; empty if they overlap bucket by bucket."""
     bubble_fraction: float

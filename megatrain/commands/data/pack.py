@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = [f"{path}: {done.num_bins:,} samples of {args.seq_len:,}, {done.waste:.3%} padding"]
     if done.num_left_out:
-        lines.append(f"left out: {done.num_left_out:,} documents of fewer than two tokens, which have no label")
+        left_out = count_text(done.num_left_out, "document")
+        lines.append(f"left out: {left_out} of fewer than two tokens, without a label")
     print_lines(lines)
     return 0
 

@@ -1,5 +1,6 @@
-"""Rules of the sections [data], [data_source], [data_stage] and [validation_set]: one way to name data, distinct paths
-and names, a weight above 0 for some source, and for stages the names of existing sources and distinct starts.
+"""Rules of the sections [data], [data_source], [data_stage] and [validation_set]: keys of [data] that fit together, one
+way to name data, distinct paths and names, a weight above 0 for some source, and for stages the names of existing
+sources and distinct starts.
 """
 
 from __future__ import annotations
