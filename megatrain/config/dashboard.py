@@ -43,7 +43,7 @@ class DashboardConfig:
     )
     role_header: str = option(
         "",
-        'Header in which a trusted proxy sends the role, "viewer" or "operator". Empty: its users are viewers.',
+        'Header in which a trusted proxy sends the role, "viewer" or "operator". Empty: all its users are viewers.',
         pattern=_HEADER_NAME,
     )
     host_names: str = option(

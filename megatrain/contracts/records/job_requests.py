@@ -24,8 +24,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request. `by`: the user and the machine of the requesting program, as user@machine, a user of the dashboard,
-    or an executor."""
+    """A request. `by`: user@machine for the command line, "USER via dashboard", or executor@HOST."""
 
     request_id: str
     kind: RequestKind
