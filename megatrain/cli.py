@@ -106,7 +106,7 @@ def _print_error(text: str) -> None:
 def find_verbs() -> Mapping[str, str]:
     """Return the module of each installed subcommand, by name. Other distributions cannot replace megatrain's.
 
-    Reads the metadata of all installed packages, once a process.
+    Reads the metadata of all installed packages, once in each process.
     """
     verbs = dict(BUILT_IN_VERBS)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):

@@ -86,7 +86,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _newest_checkpoint(run: RunDirectory) -> Path | None:
-    """Return the newest checkpoint; without one, print it and return None."""
+    """Return the newest checkpoint. If there is none, report that and return None."""
     found = candidates(LocalLocation(run.checkpoints))
     if not found:
         print(f"demo: training ended without a checkpoint in {run.checkpoints}", file=sys.stderr)
@@ -170,7 +170,7 @@ def has_changed_since(inputs: Sequence[str], built: Path) -> bool:
 
 def _call(title: str, module: Sequence[str]) -> None:
     print(f"\n== {title}\n$ python -m {shlex.join(module)}", flush=True)
-    # one thread per process: torchrun would set the same, but print a warning
+    # one thread per process, also in the commands that do not start workers
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     code = subprocess.run([sys.executable, "-m", *module], env=environment, check=False).returncode
     if code != 0:

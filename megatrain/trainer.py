@@ -70,8 +70,8 @@ class Trainer:
         """Train to the last step, or until a stop signal: then save the state and return SAVED_AND_STOPPED.
 
         An existing run continues from its newest checkpoint. While this method runs, the stop signals (SIGINT too)
-        are requests to save and stop. A child process, the watchdog, kills this process if no step completes within
-        runtime.save_grace_s after such a request.
+        are requests to save and stop. A child process, the watchdog, kills this process if the current step does not
+        end within runtime.save_grace_s after such a request; a slow step gets twice its usual time.
         Raises: MegatrainError; UsageError outside the main thread.
         """
         return self._train(ends_process=self._process.init_method is not None)

@@ -1,7 +1,7 @@
 """`megatrain blackbox FILE`: show from a black box what a rank, running or dead, was doing.
 
-Prints the header, the control page and the newest records. Operations that had begun and not ended are marked "IN
-FLIGHT", with their age.
+Prints the header, the control page, the totals of the last step and the newest records. Operations that had begun and
+not ended are marked "IN FLIGHT", with their age.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def _control(page: ControlPage | None, now_ns: int) -> str:
         lease = f"lease ends in {_seconds(left_ns)}" if left_ns > 0 else "lease has ended"
     writer = f"written {_seconds(now_ns - page.written_ns)} ago" if page.written_ns else "never written"
     command = f"command {page.command} (number {page.command_number})"
-    return f"{writer}; round {page.round}, {command}, {mask}, recorded every {page.sample_period} steps, {lease}"
+    steps = "every step" if page.sample_period == 1 else f"every {page.sample_period} steps"
+    return f"{writer}; round {page.round}, {command}, {mask}, all spans streamed {steps}, {lease}"
 
 
 def _totals(box: BlackBox) -> list[str]:

@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `show`, `check` or `reference`.
 
-    Raises: ConfigError with every problem of the configuration.
+    Raises: ConfigError with every problem of the configuration; TopologyError when the dry run cannot be planned;
+    MegatrainError when the file of --output cannot be written.
     """
     if args.config_verb == "reference":
         if args.config is None and args.overrides:
@@ -133,9 +134,10 @@ def _summary(config: Config, world_size: int | None) -> str:
         "pipeline": f"{parallel.schedule}, {count_text(chunks, 'chunk')} a stage, "
         + _layers_text(config.layers_per_chunk),
         "parameters": f"{size.total:,} ({encoder}embedding {size.embedding:,}, positions {size.position:,}, "
-        f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
+        f"{count_text(size.num_blocks, 'block')} of {size.block:,}, final norm {size.final_norm:,}, "
+        f"head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.seq_len} tokens = "
-        f"{batch.global_batch_size * config.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
+        f"{batch.global_batch_size * config.seq_len:,} tokens a step, {_microbatches_text(num_microbatches)} of "
         f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else "") + _later_batches(config, layout),
         "bubble": f"{bubble:.1%} of the compute time of a stage",
         "hash": config_hash(config),
@@ -152,12 +154,17 @@ def _later_batches(config: Config, layout: Layout) -> str:
         if stage.global_batch_size:
             dealing = config.dealing(layout, stage.global_batch_size)
             idle = f" ({idle_text(dealing)})" if idle_text(dealing) else ""
-            changes.append(f"{stage.global_batch_size} sequences, {dealing.max_slots} micro-batches a pipeline{idle}")
+            slots = _microbatches_text(dealing.max_slots)
+            changes.append(f"{stage.global_batch_size} sequences, {slots} a pipeline{idle}")
         if placed.changes_length:
             changes.append(f"{placed.seq_len} tokens a sequence")
         if changes:
             text += f"; from token {stage.after_tokens:,} on {', '.join(changes)}"
     return text
+
+
+def _microbatches_text(number: int) -> str:
+    return count_text(number, "micro-batch", "micro-batches")
 
 
 def _layers_text(layers: Sequence[int]) -> str:

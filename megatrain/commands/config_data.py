@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BALANCED_STEPS = 8
 _RANKS_OF_HOST = 8
-"""Most hosts have as many GPUs; the configuration does not state how many ranks a host has."""
+"""Most hosts have this number of GPUs; the configuration does not state how many ranks a host has."""
 
 
 def data_lines(config: Config) -> list[str]:

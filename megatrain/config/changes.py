@@ -51,7 +51,8 @@ _NEUTRAL_KEYS = frozenset(
         "pictures.secret",
     }
 )
-"""Keys that affect how training runs, but not its numerical results."""
+"""Keys that affect how training runs, but not its numerical results. The exception: if optimizer.lr_decay_steps is 0,
+train.steps sets the end of the decay."""
 
 
 def model_changes(before: Config, now: Config) -> list[ChangedKey]:

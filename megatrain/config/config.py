@@ -79,7 +79,8 @@ class Config(Sections):
 
     @property
     def seq_len(self) -> int:
-        """The tokens of a training sample until a stage changes it. model.seq_len is the most that the model takes."""
+        """The tokens of a training sample until a data stage changes it; model.seq_len is the most that the model
+        takes."""
         return self.data.seq_len or self.model.seq_len
 
     @property
@@ -168,7 +169,7 @@ class Config(Sections):
         )
 
     def num_microbatches(self, layout: Layout, global_batch_size: int | None = None) -> int:
-        """Return the micro-batches of the pipeline that computes most of them in one step, with empty ones.
+        """Return the number of micro-batches, empty ones included, of the pipeline that computes the most in one step.
 
         global_batch_size: None means the configured size.
         """

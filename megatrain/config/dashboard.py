@@ -43,13 +43,13 @@ class DashboardConfig:
     )
     role_header: str = option(
         "",
-        'Header in which a trusted proxy sends the role, "viewer" or "operator". Empty: its users are viewers.',
+        'Header in which a trusted proxy sends the role, "viewer" or "operator". Empty: all its users are viewers.',
         pattern=_HEADER_NAME,
     )
     host_names: str = option(
         "",
-        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address "
-        "and the name of this machine are refused.",
+        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address, "
+        "localhost and the name of this machine are refused.",
         pattern="[A-Za-z0-9., _-]*",
     )
     base_path: str = option(

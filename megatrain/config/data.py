@@ -44,7 +44,7 @@ class DataConfig:
     )
     seq_len: int = option(
         0,
-        "Tokens of a training sample until a stage changes it; at most model.seq_len. 0: model.seq_len.",
+        "Tokens of a training sample until a data stage changes it; at most model.seq_len. 0: model.seq_len.",
         unit="tokens",
         minimum=0,
     )
@@ -59,10 +59,10 @@ class DataConfig:
         0,
         "Tokens of a source that are shuffled together: an epoch consists of parts of this size, and a part "
         "consists of blocks of data.block_tokens from all over the epoch, so it must be a multiple of that key. "
-        "With data.packing, a part has as many blocks of documents as have this size on average. After a change of "
-        "the sample length, the rest of the current part comes in samples that are put together from windows of "
-        "the old length; later parts are read in whole windows of the new length. The sample order depends on this "
-        "key, so a run cannot change it. 0: the epoch is one part.",
+        "With data.packing, a part has as many blocks of documents as hold this number of tokens on average. After "
+        "a change of the sample length, the rest of the current part comes in samples that are put together from "
+        "windows of the old length; later parts are read in whole windows of the new length. The sample order "
+        "depends on this key, so a run cannot change it. 0: the epoch is one part.",
         unit="tokens",
         minimum=0,
     )
@@ -92,8 +92,8 @@ class DataConfig:
         "refuse",
         "What happens with a training sample that cannot be used: a token id is outside the vocabulary, a part of "
         "a .bin file cannot be read, a page of packed samples differs from its checksum, or a picture or its "
-        "caption is broken. refuse: the run ends with the file and the byte, or with shard and member. replace: "
-        "the sample has no labels; all other samples stay as they are.",
+        "caption is broken. refuse: the run ends with an error that names the file and the byte, or the shard and "
+        "the member. replace: the sample has no labels; all other samples stay as they are.",
     )
     seed: int = option(0, "Seed of the sample order. 0: train.seed.", minimum=0)
     prefetch: int = option(
@@ -118,7 +118,7 @@ class DataConfig:
     cache_block_bytes: int = option(
         1 << 20,
         "Bytes that are read at once from data behind a URL. Large blocks need fewer requests. Small ones transfer "
-        "less that a host does not need, if it reads a small part of the data.",
+        "fewer unneeded bytes if a host reads only a small part of the data.",
         minimum=1 << 12,
         maximum=1 << 28,
     )

@@ -116,7 +116,7 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
     try:
         content = path.read_bytes()
         if content.startswith(_OTHER_BOMS):
-            return "", {}, f"is UTF-16 or UTF-32, by its byte-order mark; save the file as UTF-8 ({path})"
+            return "", {}, f"the file is UTF-16 or UTF-32, by its byte-order mark; save it as UTF-8 ({path})"
         text = content.decode().removeprefix(_BOM)  # some Windows editors write one
         if _BOM in text:
             line = text.count("\n", 0, text.index(_BOM)) + 1

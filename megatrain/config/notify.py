@@ -100,7 +100,8 @@ class EmailConfig:
     port: int = option(587, "Port of the SMTP server.", minimum=1, maximum=65535)
     encryption: Literal["starttls", "tls", "none"] = option(
         "starttls",
-        "`starttls` (usually port 587), `tls` from the first byte (usually port 465), or `none`, without a login.",
+        "`starttls` (usually port 587), `tls` from the first byte (usually port 465), or `none`, which allows a login "
+        "only if host is this machine.",
     )
     user: str = option("", "Name to log in with. Empty: no login.")
     password_file: str = option("", f"File, {_SECRET}, with the password of user.")

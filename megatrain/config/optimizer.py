@@ -23,7 +23,7 @@ class OptimizerConfig:
 
     name: Literal["adamw", "lamb", "muon", "sgd"] = option(
         "adamw",
-        "Update rule. lamb scales each layer's update by a trust ratio, so that batches can be 4 times as large. "
+        "Update rule. lamb scales each matrix's update by a trust ratio, so that batches can be 4 times as large. "
         "muon orthogonalises the update of each matrix between hidden states and scales it to the size of an AdamW "
         "update. The other parameters use AdamW, with the same lr and weight_decay. sgd: gradients with momentum.",
     )
@@ -39,7 +39,9 @@ class OptimizerConfig:
         "muon: precision in which matrices are sent and orthogonalised: that of the master weights, or bf16, which "
         "is faster on GPUs and halves the communication.",
     )
-    weight_decay: float = option(0.1, "Decoupled weight decay of matrices; norms and biases have none.", minimum=0)
+    weight_decay: float = option(
+        0.1, "Decoupled weight decay of matrices and embeddings; norms and biases have none.", minimum=0
+    )
     ema_decay: float = option(
         0.0,
         "Keep an exponential moving average of the weights: after each update it is ema_decay * average + (1 - "

@@ -21,11 +21,11 @@ class PicturesConfig:
     decoder: Literal["dali", "dali-mixed", "pillow"] = option(
         "dali",
         "What the producers on each host decode with. dali: NVIDIA DALI on the CPU. dali-mixed: NVIDIA DALI on a "
-        "GPU. pillow: Pillow, which is slower. Their pixels differ, so a run cannot change it.",
+        "GPU. pillow: Pillow, which is slower. Their pixels differ, so a run cannot change the decoder.",
     )
     producers: int = option(
         1,
-        "Producers that are started on each host, beside the ranks, without pictures.addresses.",
+        "Producers that are started on each host, beside the ranks, if pictures.addresses is empty.",
         minimum=1,
         maximum=64,
     )

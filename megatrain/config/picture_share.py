@@ -13,7 +13,7 @@ def mixes_pictures(config: Config) -> bool:
 def picture_share(config: Config, sample: int = 0) -> float:
     """Return the share of the samples with pictures in the stage of sample number `sample`.
 
-    If the configuration names no source, all samples of a model with pictures have one.
+    If the configuration names no source, all samples of a model with pictures have a picture.
     """
     sources = config.data_sources.values()
     if not sources:

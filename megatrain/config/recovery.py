@@ -77,8 +77,9 @@ class RecoveryConfig:
     has_health_checks: bool = option(True, "Whether hosts are checked before they take part.")
     has_pair_checks: bool = option(
         True,
-        "Whether hosts time an all-reduce with two neighbours before the first round, and after a failure that "
-        "names no host. Needs has_health_checks, and takes seconds, because torch is loaded for each pair test.",
+        "Whether hosts time an all-reduce with two neighbours before the first round, before a round with new hosts, "
+        "and after a failure that names no host. Needs has_health_checks, and takes seconds, because torch is loaded "
+        "for each pair test.",
     )
     pair_timeout_s: float = option(
         60.0,

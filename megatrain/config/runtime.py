@@ -46,8 +46,9 @@ class RuntimeConfig:
     evaluation_timeout_s: float = option(600.0, "Longest wait in a collective while evaluating.", unit="s", above=0)
     save_grace_s: float = option(
         60.0,
-        "Minimum time that a process has after SIGTERM or SIGUSR1 to reach the end of a step and to save. If "
-        "measurements show that it needs longer, it has twice the measured time.",
+        "Minimum time that a process has after a stop signal, such as SIGTERM, to reach the end of a step and to "
+        "save. If the measured time of this is more than two thirds of the minimum, the process has twice the "
+        "measured time.",
         unit="s",
         above=0,
     )

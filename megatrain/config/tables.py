@@ -177,7 +177,7 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
                 break
             if number > 1 and section in tables:
                 problems.append(
-                    f"[{section}] and the {number}. [[{name}]] are the same section; use one of the two forms"
+                    f"[{section}] and [[{name}]] number {number} are the same section; use one of the two forms"
                 )
             found[section] = table
     return found, problems

@@ -25,7 +25,10 @@ FAMILY_GROUP = "megatrain.hf_families"
 
 
 def is_variant(key: str, name: str) -> bool:
-    """Return whether an installed package has a variant of this name for model.`key`."""
+    """Return whether an installed package has a variant of this name for model.`key`.
+
+    Raises: ConfigError when several packages have it.
+    """
     return _found(GROUPS[key], name) is not None
 
 

@@ -49,7 +49,7 @@ class TopologyError(MegatrainError):
 
 
 class DataError(MegatrainError):
-    """A corpus, tokenizer or token file is unusable."""
+    """An input file is unusable: a corpus, a tokenizer, a token file, a picture, a black box."""
 
     exit_code = ExitCode.DATA
 

@@ -51,7 +51,7 @@ class Axis:
 
 
 AXES = (
-    Axis("pp", "pipeline", "stages of a pipeline, in order", cuts_model=True, is_always_listed=True, word="stage"),
+    Axis("pp", "pipeline", "stages of a pipeline", cuts_model=True, is_always_listed=True, word="stage"),
     Axis(
         "dp",
         "data",
@@ -295,7 +295,7 @@ class Layout:
     def is_replica_group(self, axes: Sequence[str]) -> bool:
         """Return whether ranks exchange gradients and parameters in the group along these axes.
 
-        They do so along all axes of several ranks along which ranks hold the same parameters, and along the outermost
+        They do so along all axes of a size above 1 along which ranks hold the same parameters, and along the outermost
         of these. Along an inner one, such as cp if there is dp too, ranks exchange tokens of the same samples.
         """
         return any(tuple(axes) == found[: len(axes)] for found in self._replica_axes())
@@ -319,7 +319,7 @@ class Layout:
         return ", ".join(f"{_BY_NAME[axis].word or axis} {at[axis]}" for axis in axes or self.axes)
 
     def _replica_axes(self) -> Iterator[tuple[str, ...]]:
-        """Yield the axes of several ranks along which ranks hold the same parameters, for each factorisation."""
+        """Yield, for each factorisation, the axes of a size above 1 along which ranks hold the same parameters."""
         for axes in _FACTORISED:
             yield tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+from megatrain.formatting import count_text
+
 SampleRanges = tuple[tuple[int, int], ...]
 
 _TOO_LARGE = 2**62
@@ -51,4 +53,4 @@ def num_kept(first: int, end: int, skipped: SampleRanges) -> int:
 def samples_text(ranges: SampleRanges) -> str:
     """Return the last ranges as text, with the first and last sample of each."""
     shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
-    return f"{shown} and {len(ranges) - 4} ranges before" if len(ranges) > 4 else shown
+    return f"{shown} and {count_text(len(ranges) - 4, 'range')} before" if len(ranges) > 4 else shown

@@ -71,5 +71,5 @@ def _import_once(opened: HfModel, source: Path, imported: Path, *, can_import: b
     if wrong:
         raise CheckpointError(
             f"{imported}: holds another model than {source} ({', '.join(wrong)}); name another job.run_directory, or "
-            "remove it"
+            "remove this checkpoint"
         )

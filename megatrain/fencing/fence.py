@@ -148,7 +148,8 @@ class FenceRule:
 
 @dataclass(frozen=True, slots=True)
 class StepSilence:
-    """The progress of a host's ranks. `silent_s`: since the slowest rank completed a step; None before the first."""
+    """The progress of a host's ranks. `silent_s`: seconds since the slowest rank completed a step; None until each has
+    completed one."""
 
     silent_s: float | None
     is_ending: bool = False
@@ -186,7 +187,8 @@ def longer_stop_s(known_s: float, seen_s: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class StopTimes:
-    """The measured seconds of each part of a rank's stop, 0 if not measured: a typical step, else the longest.
+    """The measured seconds of each part of a rank's stop, 0 if not measured. The step is a typical one, and each other
+    part the longest one.
 
     In the worst case the request comes when an evaluation, or without one a step, has just begun.
     """

@@ -1,7 +1,7 @@
 """Writes megatrain's parameters to a directory that transformers can load, on the CPU.
 
-Memory holds one file's tensors and two parameters at a time. A thread reads each parameter in the order of the tensors
-that are made of it. The directory appears when all files are on disk.
+Memory holds one file's tensors and two parameters at a time. A thread reads the parameters in the order of the tensors
+that are made of them. The directory appears when all files are on disk.
 """
 
 from __future__ import annotations
@@ -142,9 +142,10 @@ def plan_shards(tensors: Sequence[HfTensor], item_bytes: int, max_shard_bytes: i
 
 
 class _Parameters:
-    """Reads parameters in the order of the tensors with the caller's function, the next one while the current is used.
+    """Reads parameters with the caller's function in the order of the tensors: the next one while the current one is
+    used.
 
-    Keeps the last parameter, because the tensors made of it are usually adjacent; otherwise it is read again.
+    Keeps the last parameter, because the tensors made of it are usually adjacent. If they are not, it is read again.
     """
 
     def __init__(

@@ -105,8 +105,8 @@ class Gpt2(Family):
         notes: list[str] = []
         if embedding_dropout != dropout:
             notes.append(
-                f"embd_pdrop={embedding_dropout} is not used in training: model.dropout={dropout} (resid_pdrop) holds "
-                f"for the embedding too"
+                f"embd_pdrop={embedding_dropout} is not used in training: model.dropout={dropout} (resid_pdrop) "
+                f"applies to the embedding too"
             )
         if attention_dropout:
             notes.append(f"attn_pdrop={attention_dropout} is not used in training: attention has no dropout here")

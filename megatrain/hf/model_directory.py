@@ -17,7 +17,7 @@ from torch import Tensor
 from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
-from megatrain.formatting import problems_text
+from megatrain.formatting import count_text, problems_text
 from megatrain.hf.config_json import read_object
 from megatrain.hf.families import read_config, section_of
 from megatrain.hf.family import HEAD_NAME, Family
@@ -89,8 +89,8 @@ def open_model(directory: Path) -> HfModel:
     stored = _by_full_name(find_tensors(directory), family)
     if model.num_layers > len(stored):
         raise CheckpointError(
-            f"{config.location}: describes {model.num_layers} layers, but there are {len(stored)} tensors in all; "
-            "fetch the model again"
+            f"{config.location}: describes {count_text(model.num_layers, 'layer')}, but the files have only "
+            f"{count_text(len(stored), 'tensor')}; fetch the model again"
         )
     tensors = tuple(family.tensors(model))
     problems = [*_problems(tensors, stored), *_unknown(tensors, stored, model)]

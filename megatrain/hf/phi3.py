@@ -85,7 +85,7 @@ class Phi3(Llama):
         notes = super().import_notes(config)
         if embedding != dropout:
             notes.append(
-                f"embd_pdrop={embedding} is not used in training: model.dropout={dropout} (resid_pdrop) holds for the "
-                "embedding too"
+                f"embd_pdrop={embedding} is not used in training: model.dropout={dropout} (resid_pdrop) applies to "
+                "the embedding too"
             )
         return notes

@@ -142,8 +142,8 @@ def _no_weights(directory: Path) -> CheckpointError:
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
     if pickles:
         return CheckpointError(
-            f"{directory / pickles[0]}: a pickle file, which can run code when it is loaded and is never read; convert "
-            f"the model to safetensors (save_pretrained of transformers does)"
+            f"{directory / pickles[0]}: a pickle file, which is never read, because loading it could run any code; "
+            f"convert the model to safetensors (save_pretrained of transformers does)"
         )
     return CheckpointError(f"{directory}: holds neither {SINGLE_NAME} nor {INDEX_NAME}; fetch the model again")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from megatrain.formatting import count_text
 from megatrain.ops.documents import PackedDocuments
 
 
@@ -71,7 +72,7 @@ class TokenContext:
     def copy_(self, other: TokenContext) -> None:
         """Copy the samples and pictures of `other`. Raises: ValueError when the contexts differ in anything else."""
         if self._form() != other._form():
-            raise ValueError(f"a context of {self._form()} cannot copy the samples of {other._form()}")
+            raise ValueError(f"a context of {self._form()} cannot copy a context of {other._form()}")
         self.sample_B.copy_(other.sample_B)
         if self.pictures is not None and other.pictures is not None:
             self.pictures.copy_(other.pictures)
@@ -80,7 +81,8 @@ class TokenContext:
         further = "" if self.documents is None else ", documents"
         if self.pictures is not None:
             further += f", patches of shape {list(self.pictures.patches_PKC.shape)}"
-        return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{further}"
+        samples = count_text(self.sample_B.numel(), "sample")
+        return f"{samples}, seq_len={self.seq_len}, token_offset={self.token_offset}{further}"
 
     def token_numbers(self, num_rows: int) -> Tensor:
         """Return the global number of each token in this rank's `num_rows` rows. Shapes: result [num_rows, B]."""

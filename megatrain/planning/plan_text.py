@@ -13,7 +13,8 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
 def render(plan: RunPlan) -> str:
-    """Return the plan as text: the job, its axes and groups, its stages, and the memory of a rank per kind of stage."""
+    """Return the plan as text: the job, its axes and groups, its stages, the memory of a rank per kind of stage, and
+    parameter groups, later batches and traffic, if there are any."""
     sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan)]
     sections += [_parameters(plan)] if len(plan.grouped_parameters) > 1 else []
     sections += [_memory(plan)]
@@ -30,7 +31,7 @@ def _job(plan: RunPlan) -> list[str]:
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
         **({"idle": plan.idle} if plan.idle else {}),
         "buckets": f"{plan.bucket_size:,} elements or more, exchanged "
-        + (f"together for each chunk ({plan.by_chunk})" if plan.by_chunk else "each during its own chunk's computes"),
+        + (f"together for each chunk ({plan.by_chunk})" if plan.by_chunk else "one by one while their chunk computes"),
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "
         f"{plan.flops_per_step:.4g} FLOPs a step",
         "model": f"{plan.num_parameters:,} parameters, "
@@ -108,7 +109,7 @@ def _memory(plan: RunPlan) -> list[str]:
     ]
     return [
         f"Memory of one rank in {unit}, at the peak of a step (tensors only; an allocator needs more)",
-        "  an upper bound for gradients in exchanges: they count until awaited, and messages for one more computation",
+        "  an upper bound: gradients in exchanges count until they are awaited, messages for one more computation",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
     ]

@@ -40,7 +40,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a rank of a stage holds. `stages`: all stages with the same numbers; `rank` is in the first of them."""
+    """What a rank of a stage holds. `stages`: all stages of this kind; `rank` is in the first of them."""
 
     name: str
     stages: tuple[int, ...]
@@ -81,11 +81,12 @@ class RunPlan:
     num_microbatches: int
     micro_batch_size: int
     idle_share: float
-    """The share of the slots of all pipelines that are idle, because replicas have unequal numbers of micro-batches."""
+    """The share of the slots of all pipelines that have no micro-batch: see Dealing.idle_share."""
     idle: str
     """The same as text; empty if no slot is idle."""
     bucket_size: int
-    """The minimum number of gradients or parameters that one collective exchanges."""
+    """The number of elements at which a bucket is closed. One collective exchanges the gradients or parameters of a
+    bucket."""
     by_chunk: str
     """Why collectives of data parallelism overlap only with other chunks; empty if they overlap bucket by bucket."""
     bubble_fraction: float

@@ -1,4 +1,5 @@
-"""The CPU priority of programs that run beside training on a host: checkpoint writer, peer copies, streamer.
+"""The CPU priority of what runs beside training on a host: checkpoint writer, peer copies, data loader, producers of
+pictures, streamer.
 
 Each program has its own niceness. The environment variable MEGATRAIN_BACKGROUND_NICENESS (0 to 19) is an upper limit
 for all of them; child processes inherit it. With 0 they keep the priority of the process that starts them: on a machine

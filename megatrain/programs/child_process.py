@@ -68,7 +68,7 @@ class ChildProcess:
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until the child exits and return its exit code; None if `timeout_s` is over before."""
+        """Wait until the child exits and return its exit code; None if it still runs after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

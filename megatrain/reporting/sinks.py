@@ -41,7 +41,8 @@ def missing_packages(log: LogConfig) -> list[str]:
     """
     wanted = {"tensorboard": log.has_tensorboard, "wandb": log.has_wandb}
     return [
-        f"log.has_{package}=true needs the package {package}; pip install 'megatrain[{package}]', or set it to false"
+        f"log.has_{package}=true needs the package {package}; pip install 'megatrain[{package}]', or set "
+        f"log.has_{package}=false"
         for package, is_wanted in wanted.items()
         if is_wanted and find_spec(package) is None
     ]

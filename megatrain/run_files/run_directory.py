@@ -101,7 +101,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self, job_round: JobRound | None = None) -> Iterator[RunLock]:
-        """Keep other jobs from training in this directory until this process ends or a newer round takes over.
+        """Keep other jobs from training in this directory until the block ends or a newer round takes over.
 
         job_round: the round of this process, None without a launcher that counts rounds.
         Raises: when another job has the lock, ConfigError, or FencedError under a launcher, naming its process;

@@ -50,7 +50,11 @@ class FileLock:
         return self._path.read_text(errors="replace").strip() or UNKNOWN_HOLDER
 
     def take(self, num_tries: int = 1) -> None:
-        """Lock the file, if the file system has locks. Raises: BlockingIOError when another process has it; OSError."""
+        """Lock and sign the file, if the file system has locks; else set `note`.
+
+        num_tries: how often to try while another process has the lock.
+        Raises: BlockingIOError when another process has it; OSError.
+        """
         for left in reversed(range(num_tries)):
             try:
                 problem = file_locks.lock(self._file.fileno())

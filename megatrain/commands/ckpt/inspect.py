@@ -144,7 +144,7 @@ def _tensor(tensor: StoredTensor) -> dict[str, Any]:
 def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]]:
     mesh, versions = manifest.mesh, manifest.versions
     chunks = f", {mesh.num_chunks} chunks a stage" if mesh.num_chunks > 1 else ""
-    skipped = f", {manifest.num_skipped} steps skipped" if manifest.num_skipped else ""
+    skipped = f", {count_text(manifest.num_skipped, 'step')} skipped" if manifest.num_skipped else ""
     moments = "with the optimizer's moments" if manifest.has_optimizer else "weights only"
     moments += " and an average of the weights" if document["has_ema"] else ""
     shards = f"{document['num_items']:,} boxes of {document['num_tensors']} tensors"
@@ -152,7 +152,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
     found = [
         ("checkpoint", document["place"]),
         ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.round}"),
-        ("step", f"{manifest.step} ({manifest.num_updates} updates{skipped})"),
+        ("step", f"{manifest.step} ({count_text(manifest.num_updates, 'update')}{skipped})"),
         ("tokens", f"{manifest.consumed_tokens:,} in {manifest.consumed_samples:,} samples"),
         ("written", f"{time_text(manifest.written_unix_s)} ({age_text(manifest.written_unix_s, time.time())} ago)"),
         ("parameters", f"{document['num_parameters']:,}, {moments}"),

@@ -28,7 +28,7 @@ from megatrain.commands.checkpoint_choice import add_run
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import bytes_text
+from megatrain.formatting import bytes_text, count_text
 
 _NUM_SHOWN = 20
 
@@ -210,6 +210,6 @@ def _lines(plan: _Plan, *, is_dry_run: bool) -> list[str]:
     if len(plan.left_alone) > _NUM_SHOWN:
         lines.append(f"left alone {len(plan.left_alone) - _NUM_SHOWN:,} more; --json lists all")
     if plan.removals:
-        lines.append(f"{verb} {len(plan.removals)} checkpoints, {bytes_text(plan.num_bytes)}")
+        lines.append(f"{verb} {count_text(len(plan.removals), 'checkpoint')}, {bytes_text(plan.num_bytes)}")
         lines += ["this was a dry run; --yes removes them"] if is_dry_run else []
     return lines

@@ -47,7 +47,7 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Open the branch.
 
-    Raises: CheckpointError when a job is running, the step is not committed or damaged, or writing fails.
+    Raises: CheckpointError when a job is running, the step is not committed or is damaged, or writing fails.
     """
     resolved = resolve_location(args.location)
     if resolved.checkpoints is None:

@@ -30,7 +30,7 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(1, _LARGEST_SEQ_LEN),
         required=True,
         metavar="N",
-        help="labels per sample: the model.seq_len of the run",
+        help="labels per sample: the length of the run's samples (data.seq_len, else model.seq_len)",
     )
     parser.add_argument(
         "--workers",
@@ -39,7 +39,7 @@ def add_verb(verbs: Verbs) -> None:
         metavar="N",
         help="number of processes that pack; it does not change the file (default: one per core)",
     )
-    add_force(parser, "packed samples")
+    add_force(parser, "a file of packed samples")
     add_json(parser)
     parser.set_defaults(run_verb=run)
 
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = [f"{path}: {done.num_bins:,} samples of {args.seq_len:,}, {done.waste:.3%} padding"]
     if done.num_left_out:
-        lines.append(f"left out: {done.num_left_out:,} documents of fewer than two tokens, which have no label")
+        left_out = count_text(done.num_left_out, "document")
+        lines.append(f"left out: {left_out} of fewer than two tokens, without a label")
     print_lines(lines)
     return 0
 

@@ -18,6 +18,7 @@ from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.data.pictures.picture_format import BAD_PICTURES, DECODERS, MAX_PIXELS, PictureFormat
+from megatrain.formatting import count_text
 from megatrain.programs.stop_signals import orderly_end
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _add_serve(steps: Verbs) -> None:
         "serve", help="run a producer of pictures for programs on other hosts, until it is stopped", allow_abbrev=False
     )
     parser.add_argument(
-        "directories", type=utf8_path, nargs="+", metavar="DIR", help=f"{_SHARDS}; several: one for each index"
+        "directories", type=utf8_path, nargs="+", metavar="DIR", help=f"{_SHARDS} with an index; may be several"
     )
     parser.add_argument("--listen", type=_address, required=True, metavar="HOST:PORT",
                         help="the address of this host at which others reach it")  # fmt: skip
@@ -129,7 +130,8 @@ def run_index(args: argparse.Namespace) -> int:
         shards = [asdict(shard) for shard in index.shards]
         print_json({"index": str(index.path), "digest": index.digest, "samples": index.num_samples, "shards": shards})
         return ExitCode.OK
-    print_lines([f"{index.num_samples:,} samples of {len(index.shards):,} shards are in {index.path}"])
+    shards_text = count_text(len(index.shards), "shard")
+    print_lines([f"{index.path}: {count_text(index.num_samples, 'sample')} of {shards_text}"])
     for shard in index.shards:
         lacking = {"captions without a picture": shard.num_without_picture,
                    "pictures without a caption": shard.num_without_caption}  # fmt: skip
@@ -181,7 +183,7 @@ def run_sample(args: argparse.Namespace) -> int:
     index = PictureIndex(args.directory)
     numbers = range(args.first, min(args.first + args.count, index.num_samples))
     if not numbers:
-        raise DataError(f"{index.path}: has {index.num_samples} samples, and --first is {args.first}")
+        raise DataError(f"{index.path}: has {count_text(index.num_samples, 'sample')}, and --first is {args.first}")
     with (
         orderly_end(),
         _producers(args) as producers,

@@ -20,7 +20,8 @@ def add_verb(verbs: Verbs) -> None:
     parser.add_argument("--seed", type=seed, default=1, metavar="N",
                         help="seed of the draw; with --seq-len the run's data.seed (default %(default)s)")  # fmt: skip
     parser.add_argument("--seq-len", type=whole_number(1), metavar="S",
-                        help="show training samples of S tokens (model.seq_len) in place of documents")  # fmt: skip
+                        help="show training samples of S tokens in place of documents (data.seq_len, else "
+                        "model.seq_len, of the run)")  # fmt: skip
     parser.add_argument("--first", type=whole_number(0), default=0, metavar="K",
                         help="with --seq-len: number of the first sample, counted from the run's start")  # fmt: skip
     parser.add_argument("--max-tokens", type=whole_number(1), default=200, metavar="N",

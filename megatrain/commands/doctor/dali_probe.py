@@ -1,4 +1,4 @@
-"""Run as a program: loads NVIDIA DALI, decodes a picture on each device, prints why a device cannot, as a JSON object.
+"""Run as a program: decodes a picture with NVIDIA DALI on each device. Prints why a device cannot, as a JSON object.
 
 It is a separate program because a pipeline of DALI starts threads, and looks for a GPU.
 """

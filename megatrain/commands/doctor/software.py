@@ -94,7 +94,7 @@ def host_copy_finding() -> DoctorFinding:
     """Return whether csrc/host_copy is part of this installation."""
     if importlib.util.find_spec("megatrain._host_copy") is not None:
         return DoctorFinding("host copy", "compiled")
-    consequence = "snapshots of a job on CPUs take longer; those of GPUs do not use it"
+    consequence = "snapshots of jobs on CPUs take longer; jobs on GPUs do not use it"
     return DoctorFinding("host copy", NOT_COMPILED, consequence, FindingLevel.ABSENT)
 
 

@@ -93,21 +93,19 @@ def _gpu_finding(report: Mapping[str, Any]) -> DoctorFinding:
             for device in report["devices"]
         ]
         return DoctorFinding("gpu", f"{len(devices)}: {', '.join(devices)}", 'device = "auto" trains on GPU')
-    on_cpu = "training runs on CPU with gloo, every operation in its PyTorch reference form"
+    on_cpu = "training runs on CPU with gloo"
     if report["cuda_build"]:
         return DoctorFinding("gpu", "torch finds none, although it is built for CUDA", on_cpu, FindingLevel.WARNING)
     return DoctorFinding("gpu", "none that torch can use", on_cpu, FindingLevel.ABSENT)
 
 
 def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
-    """Return whether the compiled kernels are active; if not, why."""
+    """Return whether the CUDA kernels are compiled for this machine's GPUs; if not, why, and the consequence."""
     plain = "every operation runs in its plain PyTorch form"
     level = FindingLevel.WARNING if report["is_cuda_available"] else FindingLevel.ABSENT
     if report["kernels"]["reason"]:
         if not report["is_cuda_available"]:
-            return DoctorFinding(
-                "cuda kernels", report["kernels"]["reason"], f"not needed without a GPU: {plain}", level
-            )
+            return DoctorFinding("cuda kernels", report["kernels"]["reason"], "not needed without a GPU", level)
         rebuild = (
             "with nvcc on this machine: MEGATRAIN_CUDA=1 pip install --no-build-isolation --no-deps --no-cache-dir "
             "--force-reinstall megatrain"

@@ -59,9 +59,9 @@ def batch_problems(context: Context) -> Iterator[Problem]:
 
 
 def _early_stage_problems(config: Config, section: str, stage: DataStageConfig) -> Iterator[Problem]:
-    """Yield why two rules would determine the size of the same step: the ramp-up ends where a stage sets a size.
+    """Yield a problem if a stage that sets the batch size or the sample length begins during the ramp-up.
 
-    The size of a step also follows from the length of samples.
+    The stage and the ramp-up would both determine the tokens of the same step.
     """
     batch, seq_len = config.batch, config.seq_len
     name = "global_batch_size" if stage.global_batch_size else "seq_len"
@@ -132,7 +132,7 @@ def _schedule_problems(context: Context, sizes: _Sizes) -> Iterator[Problem]:
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
     if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
-    # One replica has the most micro-batches: what is impossible then is impossible with any number of replicas.
+    # A single replica has the most micro-batches: what is impossible with one is impossible with any number of them.
     num_parts = context.num_sample_parts or 1
     part = batch.micro_batch_size * num_parts
     # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many. The

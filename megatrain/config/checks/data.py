@@ -1,5 +1,6 @@
-"""Rules of the sections [data], [data_source], [data_stage] and [validation_set]: one way to name data, distinct paths
-and names, a weight above 0 for some source, and for stages the names of existing sources and distinct starts.
+"""Rules of the sections [data], [data_source], [data_stage] and [validation_set]: keys of [data] that fit together, one
+way to name data, distinct paths and names, a weight above 0 for some source, and for stages the names of existing
+sources and distinct starts.
 """
 
 from __future__ import annotations
@@ -181,12 +182,12 @@ def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Prob
         own = next(one for one in placed if one.stage is stage)
         first = starts.setdefault(own.first_sample, section)
         if not stage.after_tokens:
-            text = f"{begin}=0 is the beginning of the run; set the weights of the sources, batch.global_batch_size"
-            yield Problem((begin, key, size, length), f"{text} and data.seq_len there, or a number above 0")
+            text = f"{begin}=0 is the beginning of the run, for which data_source.weight, batch.global_batch_size and"
+            yield Problem((begin, key, size, length), f"{text} data.seq_len apply; set these, or a number above 0")
         elif first != section and context.are_known("model.seq_len", "data.seq_len", "batch.global_batch_size"):
             yield Problem(
                 (begin, f"{first}.after_tokens"),
-                f"{begin}={stage.after_tokens} begins in the sample of [{first}], too (samples have "
+                f"{begin}={stage.after_tokens} begins in the same sample as [{first}] (samples have "
                 f"{config.seq_len} tokens at first, and a stage with another length begins with a step); remove one of "
                 "them, or let it begin later",
             )

@@ -36,7 +36,7 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
 
 
 def _capture_problems(config: Config) -> Iterator[Problem]:
-    """Yield settings with which a backward does not directly follow its forward, or with which their memory changes."""
+    """Yield the settings with which micro-batches cannot be captured."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
         ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be captured"),

@@ -1,5 +1,5 @@
-"""Rules of [notify] and of the receivers' sections: no secret is sent where others read it, every setting has an
-effect.
+"""Rules of [notify] and of the receivers' sections: no secret is sent where others can read it, and every setting has
+an effect.
 """
 
 from __future__ import annotations

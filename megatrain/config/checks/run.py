@@ -1,4 +1,5 @@
-"""Rules of the settings outside the model: evaluation, logging, checkpoints, profiling, diagnostics and ports."""
+"""Rules of the settings outside the model: evaluation, logging, checkpoints, profiling, diagnostics, dashboard,
+notifications and ports."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ HEADER_FIELDS = (
 AXIS = struct.Struct("<12s I")
 AXIS_FIELDS = ("name", "size")
 MAX_AXES = 16
-"""Entries of the list of axes, which follows the texts. It has the listed axes of SIZED_AXES."""
+"""Entries of the list of axes, which follows the texts. The list has the axes of SIZED_AXES that the layout lists."""
 CRC_OFFSET = HEADER.size + MAX_AXES * AXIS.size
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
 

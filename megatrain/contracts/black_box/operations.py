@@ -125,8 +125,8 @@ def operation_name(number: int) -> str:
 
 
 class StepValue(IntEnum):
-    """One kind of value. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS, and those from REPLACED_SAMPLES on, differ by rank;
-    the others are the same on all ranks."""
+    """One kind of value. LABEL_TOKENS, SQUARED_LENGTHS, DEVICE_BYTES, DOCUMENTS, and those from REPLACED_SAMPLES on,
+    differ by rank; the others are the same on all ranks with devices of one type."""
 
     LOSS = 1
     GRAD_NORM = 2

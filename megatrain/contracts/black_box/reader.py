@@ -108,7 +108,7 @@ class BlackBoxReader(Closable):
     """An open black box, whose rank may be running: this user's file, in a directory that only this user can write to.
 
     Raises: DataError, from every method, for a file that is missing, unreadable, truncated, not a black box, of another
-    user, or of a newer version. No content of a file causes any other exception.
+    user, or of another version. No content of a file causes any other exception.
     """
 
     def __init__(self, path: Path, *, is_kept: bool = False, access: int = os.O_RDONLY) -> None:
@@ -185,7 +185,8 @@ class BlackBoxReader(Closable):
         return None
 
     def _write_control(self, page: ControlPage) -> None:
-        # The numbers are times, so that none returns: a second writer, or one that died while writing, may leave any.
+        # The sequence numbers are times, so that none is used twice: a second writer, or one that died, may leave any
+        # number.
         written_ns = time.monotonic_ns()
         busy = written_ns | 1
         done = busy + 1

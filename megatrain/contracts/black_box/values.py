@@ -66,11 +66,12 @@ class RecordFlag(IntFlag):
     DEVICE_BEGUN = 64
     """The accelerator has begun the work. Set only for unfinished spans; see Progress.device_seen_ns."""
     DEVICE_AWAITED = 128
-    """The accelerator's computation has reached the wait for this exchange. Otherwise as DEVICE_BEGUN."""
+    """The accelerator's computation has reached the wait for this exchange. Set only for unfinished spans, as
+    DEVICE_BEGUN is."""
 
 
 ATTENDED_SHIFT = 8
-"""First of the flag bits with the part of a span in which the host was busy only with it. See `attended_bits`."""
+"""Position of the first of the flag bits that hold the attended part of a span: see `attended_bits`."""
 ATTENDED_STEPS = 126
 ATTENDED_MASK = 127
 
@@ -118,8 +119,8 @@ class ClockBase:
 class Progress:
     """The rank's progress. Steps and their times are None before the first step. Times are monotonic ns.
 
-    `median_step_ns` is the typical time of a step with as much work as the present one, measured without the first one.
-    Hang detection uses a multiple of it.
+    `median_step_ns` is the typical time of a step with as much work as the present one; the first step of the process
+    is not measured. Hang detection uses a multiple of this time.
     """
 
     phase: Phase
@@ -151,10 +152,10 @@ class Progress:
 class GroupRecord:
     """A process group of this rank: its ranks, and the last collectives that this rank entered and left.
 
-    The ranks are `first_rank + i * stride` for i < num_ranks; every group of the 3D grid has this form. Stride 0 means
-    that the ranks are unknown. A pipeline link has two ranks, sender first, and an entry for each direction. Entries of
-    two ranks with equal name and members are the same group. Sequence numbers count from 1 in each group. So in a stuck
-    group, the others wait for the rank with the lowest `entered`.
+    The ranks are `first_rank + i * stride` for i < num_ranks; every group along an axis of the mesh has this form.
+    Stride 0 means that the ranks are unknown. A pipeline link has two ranks, sender first, and an entry for each
+    direction. Entries of two ranks with equal name and members are the same group. Sequence numbers count from 1 in
+    each group. So in a stuck group, the others wait for the rank with the lowest `entered`.
     """
 
     number: int
@@ -181,9 +182,9 @@ class ControlPage:
     a worker executes each number once; command 0 is none. A step is streamed with all its spans when it is a multiple
     of `sample_period`, else only with its sums. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease for
     this worker; after the lease is lost, it is the time of the loss. `interval_ns` is the time that a round needs from
-    step to step, `stop_ns` the time from the request to stop until the round's state is in storage; all hosts of the
-    round receive the same values; 0: no value. `written_ns` is the time of the executor's last write, 0 before the
-    first.
+    step to step. `stop_ns` is the time from the request to stop until the round's state is in storage. All hosts of the
+    round receive the same two values; 0 means no value. `written_ns` is the time of the executor's last write, 0 before
+    the first.
     """
 
     command_number: int = 0

@@ -65,7 +65,7 @@ def open_below(root: Path, name: str, *, owner: int | None = None, is_secret: bo
 
 def _opened(directory: int, part: str, path: Path, flags: int) -> int:
     if part in ("", ".", ".."):
-        raise OSError(errno.EINVAL, "is not a name below it", str(path))
+        raise OSError(errno.EINVAL, "does not name a file below the directory", str(path))
     try:
         return os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=directory)
     except OSError as error:

@@ -38,9 +38,9 @@ def wait_and_share(file: int) -> str:
 
 
 def wait_and_lock_byte(file: int, place: int) -> None:
-    """Lock one byte of an open file exclusively, which need not exist, until its descriptors are closed.
+    """Lock one byte of an open file exclusively until its descriptors are closed. The byte need not exist.
 
-    Other bytes stay free. An open file excludes every other one, also those of the same process.
+    Other bytes stay free. The lock excludes every other open file, also one that the same process has opened.
     Raises: OSError, also when the file system has no such locks.
     """
     # struct flock of 64-bit Linux: type, whence, start, length, process

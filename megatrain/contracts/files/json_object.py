@@ -75,7 +75,8 @@ class JsonObject:
     def scalars(self, kind: type[Any]) -> dict[str, Any]:
         """Return the fields of the dataclass `kind` that are scalars, read by their types.
 
-        A str is a text, a bool a flag, an int a count, and a float a time in seconds. Any of them or None may be null.
+        A str is read as a text, a bool as a flag, an int as a count, and a float as a time in seconds. A field whose
+        type also allows None may be null.
         """
         readers = {str: self.text, bool: self.flag, int: self.count, float: self.seconds}
         found: dict[str, Any] = {}

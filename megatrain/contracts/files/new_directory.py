@@ -190,7 +190,8 @@ def _staging(output: Path, kind: DirectoryKind, digest: str) -> Iterator[Path]:
 
 
 def _taken_over(output: Path, digest: str) -> tuple[Path, int]:
-    """Return the staging directory of a killed build with the same digest and its lock's descriptor, or -1."""
+    """Return the staging directory of a killed build with the same digest, and its lock's descriptor; without one,
+    `output` and -1."""
     for staging, lock in _abandoned(output):
         if _can_continue(staging, digest):
             return staging, lock
@@ -199,7 +200,7 @@ def _taken_over(output: Path, digest: str) -> tuple[Path, int]:
 
 
 def _make_locked(staging: Path) -> int:
-    """Make a staging directory. Return its lock's descriptor, or -1 if another build has removed the directory."""
+    """Make a staging directory. Return its lock's descriptor, or -1 if another build has taken or removed it."""
     staging.mkdir()
     try:
         lock = os.open(staging / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)

@@ -56,7 +56,7 @@ def driver(url: str, kind: type[MegatrainError]) -> Any:
 
 
 def endpoint(store: Any) -> str:
-    """Return the address of the storage that a driver has connected to, or would; empty if it does not state one."""
+    """Return the address of the storage to which a driver connects; empty if the driver does not state one."""
     connected = getattr(getattr(store, "_s3", None), "meta", None)
     return str(getattr(connected, "endpoint_url", None) or getattr(store, "endpoint_url", None) or "")
 

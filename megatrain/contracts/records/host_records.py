@@ -261,7 +261,8 @@ class CheckResult:
     partner: str = ""
     """The other host of a timed all-reduce between two hosts."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """Times of "compute" on this host, "wait" for the partner, and "reduce" together; without "reduce", it failed."""
+    """Seconds of each part of that all-reduce: "compute" on this host, "wait" for the partner, and "reduce" with the
+    partner. Without "reduce", the all-reduce failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class VerdictConfidence(StrEnum):
     HIGH = "high"
     """Two independent signals agreed for long enough."""
     LOW = "low"
-    """Only one signal, or only for a short time. It is shown but never acted upon."""
+    """Only one signal, or only for a short time. Such a verdict is shown but never acted upon."""
     INSUFFICIENT = "insufficient"
     """No other rank does the same work, or there are too few observations."""
 

@@ -1,4 +1,5 @@
-"""Requests of people to a running job through the command line, and the driver's answers."""
+"""Requests to the driver of a running job, by people through the command line or the dashboard, or by an executor; and
+the driver's answers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request. `by`: the user and the machine of the requesting program, as user@machine."""
+    """A request. `by`: user@machine for the command line, "USER via dashboard", or executor@HOST."""
 
     request_id: str
     kind: RequestKind

@@ -1,6 +1,6 @@
 """Frozen dataclasses <-> JSON values in etcd: the only codec for messages of launcher, driver and command line.
 
-A record's field types determine its content: str, int, float, bool, StrEnum, another record, tuple[X, ...],
+A record's field types determine its content: str, int, float, bool, StrEnum, Literal, another record, tuple[X, ...],
 Mapping[str, X], and any of them or None. Nothing is converted silently. An unknown field is skipped, because hosts of
 one job may run two versions for a while. A missing field takes its default; without a default it is an error.
 """
@@ -27,7 +27,8 @@ RecordType = TypeVar("RecordType")
 
 
 def encode(record: Any) -> bytes:
-    """Return a record's JSON, with the schema version and without fields that have their default value."""
+    """Return a record's JSON with the schema version. Its fields that have their default value are left out; records
+    in its fields are written whole."""
     kind: Any = type(record)
     plain = {name: to_plain(value) for name, default in _defaults(kind) if (value := getattr(record, name)) != default}
     return json.dumps({"schema_version": SCHEMA_VERSION, **plain}, separators=(",", ":")).encode()
@@ -115,7 +116,7 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a field's type admits: `wanted`, with its origin and arguments if it is generic, or also None."""
+    """What a field's type admits: `wanted`, with its origin and arguments if it is generic. is_optional: also None."""
 
     wanted: Any
     origin: Any

@@ -105,9 +105,9 @@ RULES: Rules = {
     ),
     "beginning": (
         ["--data_stage.global_batch_size=96"],
-        ("data_stage.after_tokens=0 is the beginning of the run; set the weights of the sources, "
-         "batch.global_batch_size and data.seq_len there, or a number above 0 (--data_stage.global_batch_size on "
-         "the command line)"),
+        ("data_stage.after_tokens=0 is the beginning of the run, for which data_source.weight, "
+         "batch.global_batch_size and data.seq_len apply; set these, or a number above 0 "
+         "(--data_stage.global_batch_size on the command line)"),
     ),
     "nothing": (
         ["--data_stage.after_tokens=640"],
@@ -119,7 +119,7 @@ RULES: Rules = {
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"),
             *("--data_stage-2.after_tokens=639", "--data_stage-2.global_batch_size=24"),
         ],
-        ("data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have 64 tokens at "
+        ("data_stage-2.after_tokens=639 begins in the same sample as [data_stage] (samples have 64 tokens at "
          "first, and a stage with another length begins with a step); remove one of them, or let it begin later "
          "(--data_stage-2.after_tokens on the command line)"),
     ),

@@ -221,7 +221,7 @@ def test_byte_order_mark_is_no_part_of_the_file(small: Path) -> None:
     assert load_config(small) == plain
 
 
-OTHER_ENCODING = "is UTF-16 or UTF-32, by its byte-order mark; save the file as UTF-8 (small.toml)"
+OTHER_ENCODING = "the file is UTF-16 or UTF-32, by its byte-order mark; save it as UTF-8 (small.toml)"
 MARK_INSIDE = "there is a byte-order mark (U+FEFF) inside the file, from a file that was appended; remove it"
 BOM_PROBLEMS: list[tuple[Callable[[str], bytes], str]] = [
     (lambda text: text.encode("utf-16"), OTHER_ENCODING),

@@ -57,8 +57,7 @@ PROBLEMS = {
     '[data]\ntrain = "a"\n[data_stage]\nafter_tokens = 5\nweights = "a=1"': (
         r'data_stage.weights="a=1" needs sources with names, and there is no \[\[data_source\]\]; add them, or remove'
     ),
-    TWO
-    + '[data_stage]\nweights = "code=1"': "data_stage.after_tokens=0 is the beginning of the run; set the weights of",
+    TWO + '[data_stage]\nweights = "code=1"': "data_stage.after_tokens=0 is the beginning of the run, for which data_",
     TWO + '[data_stage]\nafter_tokens = 5\nweights = "code=0"': "has no weight above 0; give a source one",
     TWO + '[data_stage]\nafter_tokens = 5\nweights = "cod=1"': 'there is no source "cod"; did you mean "code"?',
     TWO
@@ -95,7 +94,7 @@ PROBLEMS = {
     '[[data_source]]\npath = "a"\nweight = 0.0\n[[data_source]]\npath = 7': "data_source-2.path=7 must be a string",
     TWO
     + '[[data_stage]]\nafter_tokens = 17\nweights = "code=1"\n[[data_stage]]\nafter_tokens = 32\nweights = "code=1"': (
-        r"data_stage-2.after_tokens=32 begins in the sample of \[data_stage\], too \(samples have 32 tokens at"
+        r"data_stage-2.after_tokens=32 begins in the same sample as \[data_stage\] \(samples have 32 tokens at"
     ),
 }
 

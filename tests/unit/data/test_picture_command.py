@@ -50,7 +50,7 @@ def test_index_and_verify_state_what_is_there(tmp_path: Path, capsys: pytest.Cap
     write_shard(tmp_path / "shard-2.tar", {"a.jpg": encoded(drawn(9, 9)), "b.txt": b""})
     assert run("index", tmp_path) == 0
     out, err = capsys.readouterr()
-    assert out == f"7 samples of 3 shards are in {tmp_path / 'pictures.index'}\n"
+    assert out == f"{tmp_path / 'pictures.index'}: 7 samples of 3 shards\n"
     assert f"{tmp_path / 'shard-2.tar'}: 1 captions without a picture; 1 pictures without a caption" in err
 
     code, built = answer(capsys, "index", tmp_path, "--force")

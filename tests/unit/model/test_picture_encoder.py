@@ -236,5 +236,5 @@ def test_context_copies_its_pictures() -> None:
         TokenContext(torch.arange(B), S),
         TokenContext(torch.arange(B), S, pictures=PatchRows.of_all(before[1:])),
     ):
-        with pytest.raises(ValueError, match=r"cannot copy the samples of"):
+        with pytest.raises(ValueError, match=r"cannot copy a context of"):
             fixed.copy_(form)

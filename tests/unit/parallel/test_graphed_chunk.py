@@ -57,10 +57,10 @@ def with_context(pipeline_input: PipelineInput, **changes: Any) -> PipelineInput
         (lambda one: replace(one, labels_SB=one.labels_SB[:1]), r"labels_SB must be \[8, 2\] .*, got \[1, 2\]"),
         (lambda one: replace(one, labels_SB=one.labels_SB.int()), r"labels_SB must be .*, got \[8, 2\] of torch.int32"),
         (lambda one: with_context(one, seq_len=16), r"2 samples, seq_len=8, token_offset=0 cannot .* seq_len=16"),
-        (lambda one: with_context(one, sample_B=torch.zeros(1)), r"cannot copy the samples of 1 samples"),
+        (lambda one: with_context(one, sample_B=torch.zeros(1)), r"cannot copy a context of 1 sample,"),
         (
             lambda one: with_context(one, documents=pack_documents(one.tokens_SB)),
-            r"cannot copy the samples of 2 samples, seq_len=8, token_offset=0, documents",
+            r"cannot copy a context of 2 samples, seq_len=8, token_offset=0, documents",
         ),
     ],
 )  # fmt: skip

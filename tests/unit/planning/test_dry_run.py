@@ -142,7 +142,7 @@ def test_plan_text_has_all_parts(output: dict[str, Any]) -> None:
         "0, 8, 16, ..., 1528",
         "2,842,097,664",
         "Memory of one rank in GiB",
-        "an upper bound for gradients in exchanges",
+        "an upper bound: gradients in exchanges count",
     ):
         assert part in text
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())

@@ -285,10 +285,10 @@ def test_missing_packages_are_problems_with_a_hint(
 
     assert missing_packages(config.log) == [
         (
-            "log.has_tensorboard=true needs the package tensorboard; pip install 'megatrain[tensorboard]', or set it "
-            "to false"
+            "log.has_tensorboard=true needs the package tensorboard; pip install 'megatrain[tensorboard]', or set "
+            "log.has_tensorboard=false"
         ),
-        "log.has_wandb=true needs the package wandb; pip install 'megatrain[wandb]', or set it to false",
+        "log.has_wandb=true needs the package wandb; pip install 'megatrain[wandb]', or set log.has_wandb=false",
     ]
     assert missing_packages(make_config().log) == []
 
