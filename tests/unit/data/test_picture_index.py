@@ -205,7 +205,7 @@ def test_index_record_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="the record of sample 1 differs from its checksum"):
         PictureIndex(tmp_path).record(1)
-    with pytest.raises(DataError, match="has no sample 2, it has samples 0 to 1"):
+    with pytest.raises(DataError, match="has no sample 2; it has samples 0 to 1"):
         PictureIndex(tmp_path).record(2)
 
 
