@@ -139,12 +139,13 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
-    """The identity of a host's writer process, and its results since it started.
+    """The identity of a host's writer process, and its results.
 
-    `last_error` is "" when the last write succeeded. `num_failed` counts the failures since the last success, or since
-    the arena was created. `failing_unix_s` is the time of the first of these failures, `persisted_unix_s` the time of
-    the last commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files, from
-    the first byte until they were durable.
+    `num_persisted` and `num_failures` count since this process started. `num_failed` counts the failures since the last
+    success, or since the arena was created, also those of earlier writer processes. `last_error` is "" when the last
+    write succeeded. `failing_unix_s` is the time of the first of the `num_failed` failures, `persisted_unix_s` the time
+    of the last commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files,
+    from the first byte until they were durable.
     """
 
     pid: int

@@ -153,7 +153,7 @@ def make_slot(path: Path, header: SlotHeader) -> None:
             os.close(file)
         temporary.rename(path)
     except OSError as error:
-        with suppress(OSError):  # a read-only file system raises it even if there is no file
+        with suppress(OSError):  # on a read-only file system, unlink fails even if there is no file
             temporary.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the slot cannot be created: {error.strerror}") from error

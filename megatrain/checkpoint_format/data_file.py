@@ -157,7 +157,7 @@ class _TrailerObject(JsonObject):
 class ItemHasher:
     """Computes the digests of an image's items from its bytes, passed in order in pieces of any size. Copies nothing.
 
-    `location` names the image in errors.
+    `location` names the image in errors. Raises: CheckpointError when the ranges break the rules of item_ranges.py.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]], image_bytes: int, location: str) -> None:
@@ -252,7 +252,7 @@ def _item_problem(item: TrailerItem, found: str) -> str:
 
 
 def verify_file(location: Location, entry: FileEntry, is_cancelled: Callable[[], bool] = lambda: False) -> list[str]:
-    """Read a whole file of the manifest and return its problems, each naming file and byte.
+    """Read a whole file of the manifest and return its problems. Each names the file, and for an item also the byte.
 
     Raises: CancelledError once the caller has cancelled, checked before each block.
     """
