@@ -65,7 +65,10 @@ class Mixture:
         return self.stages[self._stage_of(sample)].seq_len
 
     def lengths_of(self, source: int) -> tuple[LengthChange, ...]:
-        """Return the lengths of the samples of a source, each from which of its samples on. The first is 0."""
+        """Return the lengths of the samples of a source, each with the number of the first sample that has it.
+
+        The first of these numbers is 0.
+        """
         found: list[LengthChange] = []
         for number, (stage, counts) in enumerate(zip(self.stages, _counts_before(self), strict=True)):
             first = int(counts[source])
@@ -101,7 +104,7 @@ class Mixture:
 
 @lru_cache(maxsize=16)
 def _counts_before(mixture: Mixture) -> tuple[NDArray[np.int64], ...]:
-    """Return the samples of each source before each stage."""
+    """Return, for each stage, how many samples of each source come before it."""
     found = [np.zeros(mixture.num_sources, dtype=np.int64)]
     for number, (stage, following) in enumerate(pairwise(mixture.stages)):
         found.append(found[-1] + mixture._counts_within(number, following.first_sample - stage.first_sample))

@@ -41,7 +41,7 @@ class TokenStream(Protocol):
         """Return `length` tokens from position `start`. Raises: BadTokensError when they cannot be used."""
 
     def document_starts_between(self, first: int, last: int) -> Int64:
-        """Return the positions p of documents' first tokens with first <= p < last, in order."""
+        """Return the positions p of documents' first tokens with first <= p < last, ascending."""
 
     def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
         """Return the blocks of remote files that hold these tokens."""
