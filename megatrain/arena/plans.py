@@ -47,9 +47,9 @@ class HostPlan:
     `checkpoints` is the directory or URL of the branches. `ranks` are those that run on this host. The coordinator, the
     writer on the host of rank 0, waits up to `commit_timeout_s` for the other hosts, then writes the metadata, the
     manifest and COMMIT, and removes old checkpoints by `keep_last` and `keep_every`. A writer without workers exits
-    after `keep_arena_s`. `tokenizer` is the path of a file to put into each checkpoint, "" for none. `claim` is the
-    content of the round's claim to the checkpoints, "" when it has none; the round resumed at `began_at_step`.
-    `is_exclusive`: storage lets only one of two writers create a file.
+    after `keep_arena_s`, but first stores the snapshots that wait for it. `tokenizer` is the path of a file to put into
+    each checkpoint, "" for none. `claim` is the content of the round's claim to the checkpoints, "" when it has none;
+    the round resumed at `began_at_step`. `is_exclusive`: storage lets only one of two writers create a file.
     """
 
     checkpoints: str

@@ -55,7 +55,11 @@ class SlotState(IntEnum):
 
 
 class Persist(IntEnum):
-    """The state of a snapshot with respect to storage. A worker stores PENDING, the writer DONE or FAILED."""
+    """The state of a snapshot with respect to storage.
+
+    A worker stores PENDING when it seals the slot, FAILED when the ranks give the snapshot up, and PENDING or DONE when
+    a later round adopts the snapshot. The writer stores DONE or FAILED. Copies of other hosts' snapshots have NONE.
+    """
 
     NONE = 0
     PENDING = 1

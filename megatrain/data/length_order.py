@@ -30,7 +30,7 @@ class LengthOrder(ABC):
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
         """Return the order of the same tokens with these lengths. The first one begins at index 0.
 
-        Raises: DataError when there is nothing of one of the lengths.
+        Raises: DataError when the source cannot provide samples of one of the lengths.
         """
 
     @abstractmethod

@@ -54,7 +54,10 @@ class SourceOrder(Protocol):
     def seed(self) -> int: ...
 
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
-        """Return the order of the same tokens with samples of these lengths. Raises: DataError when it has none."""
+        """Return the order of the same tokens with samples of these lengths.
+
+        Raises: DataError when the source cannot provide samples of one of the lengths.
+        """
 
     def lengths(self, indices: Int64) -> Int64:
         """Return the number of positions of each sample. Shapes: all [N]."""

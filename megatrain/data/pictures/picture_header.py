@@ -83,7 +83,7 @@ def header_problem(header: PictureHeader, max_pixels: int) -> str:
 
 
 def max_encoded_bytes(max_pixels: int) -> int:
-    """Return the limit of a picture's file, which is read as a whole before its header is known."""
+    """Return the size limit of a picture's file, which is read as a whole before its header is known."""
     return _ENCODED_BYTES_OF_PIXEL * max_pixels + _SPARE_BYTES
 
 

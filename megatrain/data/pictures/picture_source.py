@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The producers that are asked for pictures. secret: what they authenticate with.
+    """The producers that are asked for pictures. secret: that of the producers and of those who ask them.
 
     problem: returns why no producer can ever answer; empty while one may. failure: returns how a producer failed
     last; empty if that is not known. patience_s: how long a call waits without any answer.
@@ -56,8 +56,8 @@ class Producers:
 class Pictures:
     """The pictures of some samples, in the order of their numbers.
 
-    Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced: their patches are 0 and their
-    captions are empty, so that they have no labels. works: what each producer did, in the order of their addresses.
+    Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced; their patches are 0, and their
+    captions are empty. works: what each producer did, in the order of the producers' addresses.
     """
 
     patches_NPV: NDArray[np.uint8]

@@ -145,7 +145,8 @@ def _with_crc(file: BinaryIO, member: ShardMember, size: int) -> ShardMember:
 def _cut_text(file: BinaryIO, size: int, last: str, end: int) -> str:
     """Return where a shard is cut off; empty if it is not. tarfile takes a member that is cut off for the last one.
 
-    last, end: the last member, and where it ends: a block of zeros follows if it is the last one.
+    last, end: the name of the last member that was found, and where it ends; in a whole shard, a block of zeros
+    follows.
     """
     if end > size:
         return f"is cut off at byte {size}, in {last}"
