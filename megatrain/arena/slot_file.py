@@ -53,7 +53,9 @@ class SlotReader(Closable):
         header = decode_header(self._read_header(is_exact=False), str(self.path))
         found, expected = os.fstat(self._file).st_size, slot_bytes(header.contents_bytes)
         if found != expected:
-            raise CheckpointError(f"{self.path}: {found} bytes, its header requires {expected}; the slot is truncated")
+            raise CheckpointError(
+                f"{self.path}: {found} bytes, and its header requires {expected}; the slot is truncated"
+            )
         return header
 
     def close(self) -> None:

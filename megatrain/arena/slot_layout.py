@@ -141,7 +141,7 @@ def decode_header(page: bytes, location: str) -> SlotHeader:
         raise CheckpointError(f"{location}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not an arena slot")
     if len(page) < HEADER_BYTES:
         raise CheckpointError(
-            f"{location}: {len(page)} bytes, a slot has at least {HEADER_BYTES}; the file is truncated"
+            f"{location}: {len(page)} bytes, and a slot has at least {HEADER_BYTES}; the file is truncated"
         )
     (found,) = _CRC.unpack_from(page, _FIXED.size)
     expected = zlib.crc32(page[: _FIXED.size])

@@ -142,7 +142,7 @@ def _tensor_problem(tensor: StoredTensor) -> str | None:
             return f"the end in the file is {item.offset + item.length}, expected less than 2^63"
         found += numel
     needed = prod(shape)
-    return None if found == needed else f"its boxes have {found} elements, the shape {shape} has {needed}"
+    return None if found == needed else f"its boxes have {found} elements, and the shape {shape} has {needed}"
 
 
 def _is_box_of(item: StoredItem, shape: tuple[int, ...]) -> bool:

@@ -66,8 +66,8 @@ def _texts(batches: Iterator[Any], path: InputFile, text_key: str, counter: _Row
             for value in _python_values(batch.column(0)[first : first + _ROWS], path, counter.row):
                 if not isinstance(value, str):
                     raise DataError(
-                        f"{path}: row {counter.row}: column {text_key!r} is {kind_of(value)}, must be text; name the "
-                        "text's column with --text-key"
+                        f"{path}: row {counter.row}: column {text_key!r} is {kind_of(value)}, but must be text; name "
+                        "the text's column with --text-key"
                     )
                 counter.row += 1
                 yield value

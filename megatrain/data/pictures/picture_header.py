@@ -76,8 +76,8 @@ def header_problem(header: PictureHeader, max_pixels: int) -> str:
         return f"its header has {header.width} x {header.height} pixels"
     if header.num_pixels > max_pixels:
         return (
-            f"it has {header.width} x {header.height} pixels, the limit is {max_pixels}; store a smaller picture, or "
-            "raise the limit (max_pixels)"
+            f"it has {header.width} x {header.height} pixels, and the limit is {max_pixels}; store a smaller picture, "
+            "or raise the limit (max_pixels)"
         )
     return ""
 

@@ -97,7 +97,7 @@ class ShardReader:
     def _content(self, shard: IndexedShard, record: Any, prefix: str, max_bytes: int) -> bytes:
         start, size = int(record[f"{prefix}start"]), int(record[f"{prefix}size"])
         if size > max_bytes:
-            raise _MemberError(f"it has {size} bytes, the limit is {max_bytes}")
+            raise _MemberError(f"it has {size} bytes, and the limit is {max_bytes}")
         file = self._file(shard)
         try:
             file.seek(start)

@@ -124,7 +124,7 @@ FAULTS = {
     "bad-json": ({"k.jpg": PICTURE, "k.json": b"{"}, "k.json", "cannot be read as a caption"),
     "half": ({"k.jpg": PICTURE, "k.json": b'{"caption": "\\ud800"}'}, "k.json", "cannot be read as a caption"),
     "no-key": ({"k.jpg": PICTURE, "k.json": b"[]"}, "k.json", 'has no text under the key "caption"'),
-    "long": ({"k.jpg": PICTURE, "k.txt": bytes((1 << 20) + 1)}, "k.txt", "1048577 bytes, the limit is 1048576"),
+    "long": ({"k.jpg": PICTURE, "k.txt": bytes((1 << 20) + 1)}, "k.txt", "1048577 bytes, and the limit is 1048576"),
     "text": ({"k.jpg": b"hello", "k.txt": b""}, "k.jpg", "it is not a JPEG, PNG or WebP picture"),
     "huge": ({"k.png": encoded(drawn(1025, 1024), "PNG"), "k.txt": b""}, "k.png", "it has 1025 x 1024 pixels"),
 }  # fmt: skip
