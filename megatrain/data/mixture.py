@@ -3,8 +3,8 @@
 Samples are divided into blocks. At the end of a block, after N samples of a stage, the sources have been apportioned N
 samples by their weights with Webster's rule. That rule is monotone: a longer run never has fewer samples of a source.
 Within a block, a keyed permutation determines the order of the sources, and each source continues in its own order
-(`order.SampleOrder`). So any part of a stage reads a prefix of each source, a stage may begin inside a block, and only
-the stages are stored.
+(`order.SampleOrder`). So the samples of a run up to any number are a prefix of each source's order, a stage may begin
+inside a block, and only the stages are stored.
 Source: Webster's rule is Sainte-Lague's divisor method; Balinski and Young, Fair Representation (1982), ch. 3 and 4.
 """
 

@@ -25,7 +25,7 @@ from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
-"""A message is one JSON object after a length prefix. Larger data is sent as raw bytes, without a prefix."""
+"""A message is a JSON object or a short text after a length prefix. Larger data is sent as raw bytes without one."""
 _HELLO = b"MTPEER1\n"
 _LARGEST_PORT = 65535
 _NONCE_BYTES = 32
