@@ -22,7 +22,7 @@ Int64 = NDArray[np.int64]
 
 
 class PartSizes(NamedTuple):
-    """The tokens of a block, and those of a part: a multiple of them. Both 0: an epoch is one part and one block.
+    """The tokens of a block, and of a part, which consists of whole blocks. Both 0: an epoch is one part and one block.
 
     With packing, a part has about `part_tokens` tokens, and its blocks are those of packing: block_tokens is 0.
     """

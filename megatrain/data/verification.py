@@ -48,8 +48,9 @@ class VerifiedPair:
 def verify_data(path: DataPath, vocab_size: int | None = None) -> list[VerifiedPair]:
     """Verify a data directory, or the pair with the prefix `path`.
 
-    If there is a meta.json beside the files, they are compared with it. Token ids must be below `vocab_size`; if that
-    is None, below the vocabulary size in meta.json. Without both, ids must only be at least 0.
+    The pairs `train` and `validation` are compared with a meta.json beside them, if there is one. Token ids must be
+    below `vocab_size`; if that is None, below the vocabulary size in meta.json. Without both, ids must only be at least
+    0.
     Raises: DataError when there is nothing to verify, or meta.json is damaged.
     """
     if not path.is_dir():

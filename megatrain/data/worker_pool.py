@@ -35,7 +35,7 @@ BLOCKS_PER_WORKER = 2
 def in_threads(
     work: Callable[[Block], Result], blocks: Iterable[Block], num_workers: int, *, task: str, hint: str
 ) -> Generator[tuple[Block, Result]]:
-    """Yield each block with its result, in the order of `blocks`. The consumer's thread reads `blocks`; others `work`.
+    """Yield each block with its result, in the order of `blocks`. `blocks` is read in the consumer's thread.
 
     At most `BLOCKS_PER_WORKER * num_workers` blocks are taken from `blocks` before the first result is consumed.
     task: what a thread does, for errors, as in "a thread that packs". hint: what to do when one cannot be started.

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The producers that are asked for pictures. secret: that of the producers and of those who ask them.
+    """The producers that are asked for pictures. secret: producers and this process authenticate each other with it.
 
     problem: returns why no producer can ever answer; empty while one may. failure: returns how a producer failed
     last; empty if that is not known. patience_s: how long a call waits without any answer.
