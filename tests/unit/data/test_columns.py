@@ -110,7 +110,9 @@ def test_damaged_columns_are_named_with_row_and_byte(tmp_path: Path, form: str) 
     path = tmp_path / f"docs{suffix}"
     write(path, table())
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=rf"docs\{suffix}: is not a readable .* \(after \d+ rows?, before byte \d+\)"):
+    with pytest.raises(
+        DataError, match=rf"docs\{suffix}: is not a readable .* \(after [\d,]+ rows?, before byte \d+\)"
+    ):
         texts(path)
 
 
