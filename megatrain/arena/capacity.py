@@ -55,7 +55,8 @@ def capacity_problem(
 
 
 def free_memory_bytes(directory: Path) -> int:
-    """Return the bytes that a new file on tmpfs may use: free in the file system, and available in memory."""
+    """Return the bytes that a new file on tmpfs may use: what is free in the file system or available in memory,
+    whichever is less."""
     space = os.statvfs(directory)
     free = space.f_bavail * space.f_frsize
     try:

@@ -2,8 +2,9 @@
 
 Workers write slots (slot_layout.py) and plans (plans.py) into it, one writer process copies the slots to storage, and a
 launcher may read it. /dev/shm is world-writable, so an arena is used only if no other user can write to its directory:
-then no other user can have put a file or a link into it. Every process that uses an arena holds one of its two locks
-(locks.py), and only a process that holds both removes the arena. This module defines the names of all its files.
+then no other user can have put a file or a link into it. Each worker, and the writer process, holds one of the arena's
+two locks (locks.py), and only a process that holds both removes the arena. This module defines the names of all files
+in an arena.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def arena_path(directory: Path, job: str, branch: str, checkpoints: str, host: s
 
 
 def find_arenas(directory: Path) -> list[Arena]:
-    """Return this user's arenas of all jobs in a directory. Empty when there is no such directory."""
+    """Return this user's arenas of all jobs in a directory. Empty when the directory cannot be listed."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -204,7 +205,7 @@ def _not_own(error: NotOwnError) -> CheckpointError:
 def join_arena(path: Path) -> tuple[Arena, HeldLock]:
     """Enter an arena as a worker; create it if necessary. No process removes the arena while the lock is held.
 
-    Raises: CheckpointError as `create_arena` does.
+    Raises: CheckpointError as `create_arena`, `hold_shared` and `create_wake` do.
     """
     for _ in range(_NUM_JOIN_ATTEMPTS):
         try:
@@ -223,7 +224,8 @@ def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
     """Remove an arena that no process uses. Returns whether it is gone.
 
     writer_lock: the writer's lock, if the caller is the writer and holds it already.
-    Raises: CheckpointError when another user may write to it, or when it cannot be removed.
+    Raises: CheckpointError when another user may write to it, when a lock cannot be taken, or when a file cannot be
+    removed.
     """
     try:
         arena = open_arena(path)

@@ -113,7 +113,8 @@ def _lock_exclusively(path: Path, file: int, num_tries: int) -> bool:
 
 
 def _take(path: Path, file: int, take: Callable[[int], str]) -> None:
-    """Take a lock. Raises: BlockingIOError when another process has it; else CheckpointError, and closes the file.
+    """Take a lock. Raises: BlockingIOError when another process has it. On any other failure, this function closes the
+    file and raises CheckpointError.
 
     Without locks, no process could detect whether a writer or workers use the arena: two writers would write the same
     checkpoint, and the writer would remove the snapshots of running workers. So an arena needs locks.
@@ -142,7 +143,7 @@ def _held_if_in_place(path: Path, file: int) -> HeldLock | None:
 
 
 def create_wake(path: Path) -> None:
-    """Create the FIFO that wakes the writer, unless it exists.
+    """Create a FIFO that wakes the process that reads it, unless the FIFO exists.
 
     Raises: CheckpointError naming it.
     """
@@ -176,14 +177,14 @@ def wake(path: Path) -> bool:
 
 
 class WakeReader(Closable):
-    """The writer's end of the FIFO.
+    """The end of a FIFO at which a process waits to be woken.
 
-    Raises: CheckpointError when it cannot be opened.
+    Raises: CheckpointError when the FIFO cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            # Open for writing too: a FIFO that no process has open for writing is at its end, and poll never waits.
+            # Open for writing too: if no process has the FIFO open for writing, it is at its end, and poll never waits.
             self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise CheckpointError(f"{path}: the FIFO cannot be opened: {error.strerror}") from error

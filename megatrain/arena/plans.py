@@ -47,9 +47,9 @@ class HostPlan:
     `checkpoints` is the directory or URL of the branches. `ranks` are those that run on this host. The coordinator, the
     writer on the host of rank 0, waits up to `commit_timeout_s` for the other hosts, then writes the metadata, the
     manifest and COMMIT, and removes old checkpoints by `keep_last` and `keep_every`. A writer without workers exits
-    after `keep_arena_s`. `tokenizer` is the path of a file to put into each checkpoint, "" for none. `claim` is the
-    content of the round's claim to the checkpoints, "" when it has none; the round resumed at `began_at_step`.
-    `is_exclusive`: storage lets only one of two writers create a file.
+    after `keep_arena_s`, but first stores the snapshots that wait for it. `tokenizer` is the path of a file to put into
+    each checkpoint, "" for none. `claim` is the content of the round's claim to the checkpoints, "" when it has none;
+    the round resumed at `began_at_step`. `is_exclusive`: storage lets only one of two writers create a file.
     """
 
     checkpoints: str
@@ -139,12 +139,13 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
-    """The identity of a host's writer process, and its results since it started.
+    """The identity of a host's writer process, and its results.
 
-    `last_error` is "" when the last write succeeded. `num_failed` counts the failures since the last success, or since
-    the arena was created. `failing_unix_s` is the time of the first of these failures, `persisted_unix_s` the time of
-    the last commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files, from
-    the first byte until they were durable.
+    `num_persisted` and `num_failures` count since this process started. `num_failed` counts the failures since the last
+    success, or since the arena was created, also those of earlier writer processes. `last_error` is "" when the last
+    write succeeded. `failing_unix_s` is the time of the first of the `num_failed` failures, `persisted_unix_s` the time
+    of the last commit. `last_write_s` and `last_write_bytes` describe the last successful write of this host's files,
+    from the first byte until they were durable.
     """
 
     pid: int

@@ -53,7 +53,9 @@ class SlotReader(Closable):
         header = decode_header(self._read_header(is_exact=False), str(self.path))
         found, expected = os.fstat(self._file).st_size, slot_bytes(header.contents_bytes)
         if found != expected:
-            raise CheckpointError(f"{self.path}: {found} bytes, its header requires {expected}; the slot is truncated")
+            raise CheckpointError(
+                f"{self.path}: {found} bytes, and its header requires {expected}; the slot is truncated"
+            )
         return header
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ def make_slot(path: Path, header: SlotHeader) -> None:
             os.close(file)
         temporary.rename(path)
     except OSError as error:
-        with suppress(OSError):  # a read-only file system raises it even if there is no file
+        with suppress(OSError):  # on a read-only file system, unlink fails even if there is no file
             temporary.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the slot cannot be created: {error.strerror}") from error

@@ -55,7 +55,11 @@ class SlotState(IntEnum):
 
 
 class Persist(IntEnum):
-    """The state of a snapshot with respect to storage. A worker stores PENDING, the writer DONE or FAILED."""
+    """The state of a snapshot with respect to storage.
+
+    A worker stores PENDING when it seals the slot, FAILED when the ranks give the snapshot up, and PENDING or DONE when
+    a later round adopts the snapshot. The writer stores DONE or FAILED. Copies of other hosts' snapshots have NONE.
+    """
 
     NONE = 0
     PENDING = 1
@@ -137,7 +141,7 @@ def decode_header(page: bytes, location: str) -> SlotHeader:
         raise CheckpointError(f"{location}: starts with {page[:8]!r}, expected {MAGIC!r}; this is not an arena slot")
     if len(page) < HEADER_BYTES:
         raise CheckpointError(
-            f"{location}: {len(page)} bytes, a slot has at least {HEADER_BYTES}; the file is truncated"
+            f"{location}: {len(page)} bytes, and a slot has at least {HEADER_BYTES}; the file is truncated"
         )
     (found,) = _CRC.unpack_from(page, _FIXED.size)
     expected = zlib.crc32(page[: _FIXED.size])

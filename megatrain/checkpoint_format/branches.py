@@ -28,7 +28,7 @@ class Branch:
     """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
     A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back.
-    `data`: the sample order at the start of the branch, if it leaves out samples, whose numbers refer to this order.
+    `data`: the sample order at the start of the branch, if this order leaves out samples; their numbers refer to it.
     """
 
     name: str
@@ -58,7 +58,7 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
     reader.check_names(Branch, "schema_version")
     if reader.text("name") != name:
         raise reader.error(
-            "name", f"but the directory is {name}; it was renamed or copied, move it out of {checkpoints}"
+            "name", f"but the directory is {name}; it was renamed or copied: move it out of {checkpoints}"
         )
     is_first = reader.text("parent") == ""
     if is_first and not reader.is_null("parent_step"):
@@ -111,7 +111,7 @@ def ancestry(checkpoints: Location, branch: str) -> list[Branch]:
 
 
 def write_branch(checkpoints: Location, branch: Branch) -> bool:
-    """Write a branch's BRANCH file. Returns False when another process took the name; True for the first branch.
+    """Write a branch's BRANCH file. Returns False when another process took the name; always True for the first branch.
 
     Raises: CheckpointError.
     """
@@ -121,7 +121,7 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    # empty fields are left out
+    # without a value, these two fields are left out
     if not branch.rollback:
         del content["rollback"]
     if branch.data is None:

@@ -2,9 +2,9 @@
 
 All names except COMMIT contain the round, and the name of the manifest contains the digest of its content. So the
 writer of a superseded round cannot change files that COMMIT covers (commit.py). A removal of a checkpoint removes
-COMMIT first. PINNED keeps a checkpoint forever. WRITING is the first file of a checkpoint and is removed after COMMIT:
-a directory with WRITING and no COMMIT was never complete. lineage.py decides which checkpoint a job resumes from;
-megatrain.checkpoint stores tensors.
+COMMIT before the files that it covers. PINNED keeps a checkpoint forever. WRITING is the first file of a checkpoint and
+is removed after COMMIT was written: a directory with WRITING and no COMMIT was never complete. lineage.py decides which
+checkpoint a job resumes from; megatrain.checkpoint stores tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_writable(directory: Location, round_number: int, *, is_superseded: boo
     """Refuse to write into a complete checkpoint, or through a link: files that COMMIT covers never change.
 
     is_superseded: the existing checkpoint was committed by a superseded round, and does not count.
-    Raises: CheckpointError, also in a process of an older round, which must stop then.
+    Raises: CheckpointError; also when a newer round has committed this checkpoint, so this process must stop.
     """
     if _is_link(directory):
         raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
@@ -47,7 +47,7 @@ def check_writable(directory: Location, round_number: int, *, is_superseded: boo
 
 
 def manifest_location(directory: Location) -> Location:
-    """Return the path of the manifest that COMMIT names; without COMMIT, of the newest round's.
+    """Return the path of the manifest that COMMIT names; without a valid COMMIT, that of the newest round's manifest.
 
     Raises: MissingFileError when there is no manifest; CheckpointError when COMMIT cannot be read.
     """
@@ -141,8 +141,8 @@ def lacks_only_commit(directory: Location, branch: str) -> bool:
     """Return whether a checkpoint of `branch` lacks nothing except COMMIT, and has no mark of a write in progress.
 
     Such a checkpoint was complete once, and its COMMIT can be restored. So retention keeps it as long as a committed
-    one. A checkpoint whose removal was interrupted just after COMMIT has the same files, but retention still
-    removes its step.
+    one. A checkpoint whose removal was interrupted just after COMMIT was removed has the same files, but retention
+    still removes its step.
     Raises: CheckpointError when something cannot be looked up.
     """
     if (directory / COMMIT_NAME).exists() or is_unfinished(directory):
@@ -188,7 +188,7 @@ def is_pinned(directory: Location) -> bool:
 def pin(directory: Location, reason: str) -> None:
     """Keep a checkpoint forever.
 
-    Raises: CheckpointError when it is not committed, or PINNED cannot be written.
+    Raises: CheckpointError when it is not committed or is just being removed, or PINNED cannot be written.
     """
     pinned = {"schema_version": PINNED_SCHEMA_VERSION, "reason": reason, "pinned_unix_s": time.time()}
     if not is_committed(directory):

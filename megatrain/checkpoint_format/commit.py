@@ -72,7 +72,7 @@ def commit_location(directory: Location) -> Location:
 
 
 def read_commit(directory: Location) -> Commit | None:
-    """Return the content of COMMIT, None when it is missing or invalid.
+    """Return the content of the COMMIT that counts, None when it is missing or invalid.
 
     Raises: CheckpointError when it exists but cannot be read.
     """

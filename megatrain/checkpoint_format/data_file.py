@@ -107,7 +107,7 @@ def read_trailer(location: Location, size: int, digest: str | None = None) -> Tr
     """
     name = str(location)
     if size < _FOOTER.size:
-        raise CheckpointError(f"{name}: {size} bytes, a data file has at least {_FOOTER.size}; the file is damaged")
+        raise CheckpointError(f"{name}: {size} bytes, and a data file has at least {_FOOTER.size}; the file is damaged")
     tail = location.read_range(size - min(size, _TAIL_BYTES), min(size, _TAIL_BYTES))
     magic, text_bytes, crc, zero = _FOOTER.unpack_from(tail, len(tail) - _FOOTER.size)
     image_bytes = size - _FOOTER.size - text_bytes
@@ -124,7 +124,7 @@ def read_trailer(location: Location, size: int, digest: str | None = None) -> Tr
         )
     if digest not in (None, _text_digest(text)):
         raise CheckpointError(
-            f"{name}: its list of items has digest {_text_digest(text)}, the manifest has {digest}; the file is"
+            f"{name}: its list of items has digest {_text_digest(text)}, and the manifest has {digest}; the file is"
             " damaged, or it is not the file that the manifest describes"
         )
     items = _TrailerObject.parse(text, name, TRAILER_SCHEMA_VERSION, "the file is damaged").items(image_bytes)
@@ -157,7 +157,7 @@ class _TrailerObject(JsonObject):
 class ItemHasher:
     """Computes the digests of an image's items from its bytes, passed in order in pieces of any size. Copies nothing.
 
-    `location` names the image in errors.
+    `location` names the image in errors. Raises: CheckpointError when the ranges break the rules of item_ranges.py.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]], image_bytes: int, location: str) -> None:
@@ -252,7 +252,7 @@ def _item_problem(item: TrailerItem, found: str) -> str:
 
 
 def verify_file(location: Location, entry: FileEntry, is_cancelled: Callable[[], bool] = lambda: False) -> list[str]:
-    """Read a whole file of the manifest and return its problems, each naming file and byte.
+    """Read a whole file of the manifest and return its problems. Each names the file, and for an item also the byte.
 
     Raises: CancelledError once the caller has cancelled, checked before each block.
     """
@@ -286,7 +286,7 @@ def _verify_whole_file(location: Location, entry: FileEntry, is_cancelled: Calla
         found.update(block)
     if _WHOLE_DIGEST + found.hexdigest() == entry.digest:
         return []
-    return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest has {entry.digest}; the file is damaged"]
+    return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, and the manifest has {entry.digest}; the file is damaged"]
 
 
 def _blocks(location: Location, num_bytes: int, is_cancelled: Callable[[], bool]) -> Iterator[Bytes]:

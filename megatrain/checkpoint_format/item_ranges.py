@@ -9,7 +9,10 @@ ITEM_ALIGNMENT = 64
 
 
 def item_ranges_problem(ranges: Sequence[tuple[int, int]], image_bytes: int) -> str | None:
-    """Return the first violation of these rules by the items' (offset, length); None without one."""
+    """Return the first item whose (offset, length) breaks these rules, as a text; None without one.
+
+    The bytes between the items are not known here, so this function does not check that they are zeros.
+    """
     end = 0
     for offset, length in ranges:
         if length < 1 or offset % ITEM_ALIGNMENT:

@@ -91,8 +91,9 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     """Return the committed checkpoints that a run may resume from, best first.
 
     First come the current branch's, newest first, then its parent's up to the step where the branch began, and so on.
-    `branch` replaces the current branch. The list is empty only if nothing was ever saved. A first checkpoint that was
-    never finished does not count as saved, see `unfinished`.
+    `branch` replaces the current branch. The list is empty only if nothing was ever saved, or if the branch begins at
+    step 0 of its parent and nothing was saved on it yet. A checkpoint that was never finished does not count as saved
+    (see `unfinished`).
     Raises: CheckpointError when the directory holds something but no committed checkpoint, or the lineage is damaged.
     """
     name = current_branch(checkpoints) if branch is None else branch

@@ -65,7 +65,7 @@ class LocalLocation:
         with _naming(self.path, "cannot be read", MissingFileError), open(_open_to_read(self.path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > _MAX_READ_BYTES:
-                raise CheckpointError(f"{self}: {size} bytes, at most {_MAX_READ_BYTES} are read; it is damaged")
+                raise CheckpointError(f"{self}: {size} bytes, and at most {_MAX_READ_BYTES} are read; it is damaged")
             return file.read()
 
     def read_range(self, offset: int, num_bytes: int) -> bytearray:

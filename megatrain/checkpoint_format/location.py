@@ -114,7 +114,7 @@ class Location(Protocol):
 
 
 def put_once(location: Location, content: bytes) -> bool:
-    """Create a file that is written only once. Returns whether it has `content`, which no other writer may use.
+    """Create a file that is written only once. Returns whether it has `content`, which must differ for each writer.
 
     After an error, the file is read back, and its content shows whether this process wrote it.
     Raises: CheckpointError when the file could not be written. It may still appear later, if storage did not answer.

@@ -52,7 +52,8 @@ class Remover:
     def __init__(self) -> None:
         self._name = f"{token_hex(8)}.removing"
         self._begun = set[tuple[str, int]]()
-        """Checkpoints whose removal failed. Storage may still carry out a request that it has not answered."""
+        """Checkpoints whose removal has begun and is not complete. Storage may still carry out a request that it has
+        not answered."""
 
     def remove(self, checkpoints: Location, chosen: Sequence[tuple[str, int]], newest_claim: int) -> Iterator[Location]:
         """Remove checkpoints, given by branch and step, and yield the location of each when it is gone.

@@ -57,7 +57,7 @@ class SampleStream:
     pictures: str = ""
     """What makes patches and tokens of pictures from shards (data/pictures/shard_samples.py); empty: there are none."""
     part_tokens: int = 0
-    """The parts of an epoch (data/parts.py); 0: the epoch is one part."""
+    """The tokens of each part of an epoch (data/parts.py); 0: the epoch is one part."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stream as values for JSON."""
@@ -87,7 +87,7 @@ class SampleStream:
         firsts = [stage.first_sample for stage in stages]
         if bool(sources) != bool(stages) or firsts[:1] not in ([], [0]):
             raise reader.error(
-                "stages", "expected a first stage at sample 0 where there are sources, and none elsewhere"
+                "stages", "expected a first stage at sample 0 if there are sources, and no stages if there are none"
             )
         if any(second <= first for first, second in pairwise(firsts)):
             raise reader.error("stages", "expected stages in ascending order of first_sample")
@@ -103,5 +103,5 @@ def _stage(reader: JsonObject, num_sources: int) -> MixtureStage:
     reader.check_names(MixtureStage)
     weights = reader.counts("weights")
     if not 0 < len(weights) <= num_sources or not any(weights):
-        raise reader.error("weights", f"expected 1 to {num_sources} weights, one of them above 0")
+        raise reader.error("weights", f"expected 1 to {num_sources} weights, at least one of them above 0")
     return MixtureStage(reader.count("first_sample"), weights, reader.count("seq_len", least=1))

@@ -90,9 +90,9 @@ class StoredTensors:
     def problem(self) -> str | None:
         """Return the first inconsistency, naming the key, or None. All numbers must be at least 0.
 
-        The rules: boxes are inside their tensor and together have as many elements; items are long enough for their
-        boxes, so that no reader allocates more memory for a box than was written for it; files are inside the
-        checkpoint's directory.
+        The rules: keys are not too long; dtypes are torch's; boxes are inside their tensor and together have as many
+        elements; items are long enough for their boxes, so that no reader allocates more memory for a box than was
+        written for it; files are inside the checkpoint's directory.
         """
         for file in self.files():
             if not _is_inside(file):
@@ -142,7 +142,7 @@ def _tensor_problem(tensor: StoredTensor) -> str | None:
             return f"the end in the file is {item.offset + item.length}, expected less than 2^63"
         found += numel
     needed = prod(shape)
-    return None if found == needed else f"its boxes have {found} elements, the shape {shape} has {needed}"
+    return None if found == needed else f"its boxes have {found} elements, and the shape {shape} has {needed}"
 
 
 def _is_box_of(item: StoredItem, shape: tuple[int, ...]) -> bool:

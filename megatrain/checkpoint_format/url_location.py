@@ -26,7 +26,7 @@ _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "os
 _CONDITIONAL_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Schemes whose drivers can put a file only if it does not exist, so that exactly one of two writers wins."""
 _BLOCK_BYTES = 16 * 2**20
-"""Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 160 GB."""
+"""Size of the parts in which a large file is sent. S3 accepts 10,000 parts, so a file may have 167 GB."""
 _MAX_UNCHECKED_BYTES = 64 * 2**20
 """Largest range to read without a check of the file's size: the size of the largest item."""
 

@@ -1,4 +1,4 @@
 """From text to micro-batches: corpus, tokenizer, token files, sample order and the reader.
 
-Loads no torch.
+This package loads no torch.
 """

@@ -3,7 +3,7 @@
 The samples of a step, the number of samples of a micro-batch and the number of micro-batches of a replica stay the
 same. The heaviest samples are dealt first, in rounds of one sample for each replica: the heaviest of a round to the
 replica with the least cost so far. Then the replica with the highest cost exchanges samples with those of the lowest
-costs. The samples of a replica are dealt to its micro-batches in the same rounds. The micro-batches are ordered so that
+costs. The samples of a replica are dealt to its micro-batches in rounds too. The micro-batches are ordered so that
 their costs first rise and then fall: a stage of a pipeline waits while its neighbour computes a longer micro-batch, so
 it waits least if the costs of successive micro-batches are similar.
 Pure functions of integers: the result is the same on every host. No I/O and no clock.
@@ -22,7 +22,7 @@ _GOOD_ENOUGH = 200
 _EXCHANGES = 4
 """At most this many exchanges per replica."""
 _PARTNERS = 4
-"""An exchange with this many replicas of low cost is tried for the replica with the highest cost."""
+"""For the replica with the highest cost, exchanges with this many replicas of the lowest costs are tried."""
 Costs = NDArray[np.int64]
 Places = NDArray[np.int64]
 

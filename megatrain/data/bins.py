@@ -159,12 +159,13 @@ def write_bins(
     """Pack the documents of `dataset` into `bins_path`. A process that is killed leaves an earlier file as it was.
 
     num_workers: processes that pack; it does not change the file. `report` gets the number of documents that are packed
-    so far, and the number of all. Raises: DataError when the file cannot be written; MegatrainError when a process
-    ends.
+    so far, and the number of all. Raises: DataError when the token files are behind a URL or cannot be read, or the
+    file cannot be written; MegatrainError when a process ends or cannot be started.
     """
     if isinstance(dataset.prefix, RemotePath):
         raise DataError(
-            f"{dataset.prefix}: only local files can be packed; pack a copy, and store the result beside them"
+            f"{dataset.prefix}: only local files can be packed; pack a local copy, and store the result beside these "
+            "files"
         )
     path = bins_path(dataset.prefix, seq_len)
     num_bins = num_pieces = num_labels = num_left_out = 0
@@ -197,7 +198,7 @@ def write_bins(
 
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
-    """Return the first byte at which a file differs from the result of packing; None if it does not differ."""
+    """Return a byte at which a file differs from the result of packing; None if it does not differ."""
     num_pieces, num_bins, block_bounds = 0, 0, [0]
     for block, _ in _packed(dataset, bins.seq_len, 1):
         pieces = bins.pieces[num_pieces : num_pieces + len(block.pieces)]

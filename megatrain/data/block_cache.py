@@ -7,7 +7,8 @@ version has other blocks. The cache is no more than a copy: what is missing, dam
 the source.
 
 A file gets its name when it is complete. The kernel releases the locks of a killed process, and making room removes
-temporary files without a lock. `total` has at least the bytes of all files; making room counts them again.
+temporary files without a lock. The file `total` has a number that is at least the bytes of all files; making room
+counts them again.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class DocumentBlock:
 def blocks(
     corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], first: CorpusPosition
 ) -> Iterator[DocumentBlock]:
-    """Yield the documents of the corpus from `first` on, which is the end of a block.
+    """Yield the blocks of the corpus from `first` on, which is the start of the corpus or the end of a block.
 
     `skipped`: the number of records left out before `first`, by reason; the records left out from `first` on are added.
     """

@@ -1,8 +1,9 @@
 """Build a data directory from text: shuffled token files with a held-out split, a tokenizer and meta.json.
 
-Two passes, bounded memory. The first pass reads the sources once, in order, and spools their tokens to disk. The second
-pass copies the documents in the order of a keyed hash of each document's identity. So random access reads tokens on
-disk, never text, and works the same way for every source. Memory use: a few blocks of text, and 32 bytes per document.
+A build has two passes and needs bounded memory. The first pass reads the sources in order, and spools their tokens to
+disk. The second pass copies the documents in the order of a keyed hash of each document's identity. So random access
+reads tokens on disk, never text, and works the same way for every source. Memory use: a few blocks of text, and 32
+bytes per document. A build that trains a tokenizer reads the sources once more, before the first pass.
 Whether a document is held out depends only on its identity and the fraction, so another seed or tokenizer keeps the
 same held-out set.
 
@@ -76,8 +77,9 @@ def build(
     num_workers: threads or processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse
     folders that contain files of unknown kinds.
 
-    Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` exists and must not
-    be replaced.
+    Raises: DataError when an input or the tokenizer cannot be used, there are fewer than two documents, or `output`
+    exists and must not be replaced; MegatrainError when a process that tokenizes ends, or it or a thread cannot be
+    started.
     """
     options = options or BuildOptions()
     _check(options)
@@ -221,7 +223,7 @@ class BuildProgress:
     """
 
     def __init__(self, total_bytes: int, done_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Both count bytes of the corpus's files on disk, compressed or not; `done_bytes` were read earlier."""
+        """Both numbers count bytes of the corpus's files as stored; an earlier build has read `done_bytes` of them."""
         self._total_bytes = total_bytes
         self._first_bytes = done_bytes
         self._clock = clock

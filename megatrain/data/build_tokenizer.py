@@ -50,7 +50,10 @@ class BuildOptions:
 def build_tokenizer(
     corpus: Corpus, options: BuildOptions, kept: Path, report: Callable[[str], None]
 ) -> tuple[TokenizerSource, Tokenizer]:
-    """Return the tokenizer, and its source for other processes: the file in `kept`, which a resumed build reuses."""
+    """Return the source from which other processes load the tokenizer, and the tokenizer.
+
+    The tokenizer's file is stored in `kept`, where a resumed build finds a trained one.
+    """
     start_s = time.perf_counter()
     path = options.tokenizer_path
     if path is None:

@@ -19,6 +19,7 @@ from megatrain.compression import COMPRESSIONS, opened
 from megatrain.contracts.errors import DataError
 from megatrain.data.formats import empty, kind_of, not_utf8
 from megatrain.data.input_file import InputFile
+from megatrain.formatting import count_text
 
 _ROWS = 256
 """How many texts are Python objects at a time."""
@@ -65,8 +66,8 @@ def _texts(batches: Iterator[Any], path: InputFile, text_key: str, counter: _Row
             for value in _python_values(batch.column(0)[first : first + _ROWS], path, counter.row):
                 if not isinstance(value, str):
                     raise DataError(
-                        f"{path}: row {counter.row}: column {text_key!r} is {kind_of(value)}, must be text; name the "
-                        "text's column with --text-key"
+                        f"{path}: row {counter.row}: column {text_key!r} is {kind_of(value)}, but must be text; name "
+                        "the text's column with --text-key"
                     )
                 counter.row += 1
                 yield value
@@ -97,8 +98,8 @@ def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_RowC
         if isinstance(error, OSError) and error.errno:
             raise
         raise DataError(
-            f"{path}: is not a readable {kind} file: {error} (after row {counter.row}, before byte {file.tell()}); "
-            "write or copy it again"
+            f"{path}: is not a readable {kind} file: {error} (after {count_text(counter.row, 'row')}, before byte "
+            f"{file.tell()}); write or copy it again"
         ) from error
 
 

@@ -101,13 +101,17 @@ class DocumentCosts:
 
 
 def write_costs(dataset: IndexedDataset, lines: Iterable[str], shown: str) -> CostsSummary:
-    """Write the costs of all documents, one a line, to `costs_path`. A process that is killed leaves an earlier file.
+    """Write the costs of all documents to `costs_path`. A process that is killed leaves an earlier file as it was.
 
-    shown: the name of the lines' source, for errors.
-    Raises: DataError when a line is no cost, there are more or fewer lines than documents, or writing fails.
+    lines: one cost each. shown: the name of the lines' source, for errors.
+    Raises: DataError when a line is no cost, there are more or fewer lines than documents, the token files are behind a
+    URL, or writing fails.
     """
     if isinstance(dataset.prefix, RemotePath):
-        raise DataError(f"{dataset.prefix}: costs are written for local files; store the result beside the others")
+        raise DataError(
+            f"{dataset.prefix}: costs are written only for local files; write them for a local copy, and store the "
+            "result beside these files"
+        )
     coming, num_documents, total, largest = iter(lines), 0, 0, 0
     with new_sidecar(costs_path(dataset.prefix)) as file:
         file.write(bytes(COSTS_HEADER.size))

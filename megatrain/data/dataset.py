@@ -27,7 +27,7 @@ BLOCKS = 64
 BLOCK_TOKENS = 16384
 """The blocks that are checked have a million tokens in total: BLOCKS * BLOCK_TOKENS."""
 _INDEX_BLOCK = 4096
-"""Elements of a block of the index in the digest: they have as many bytes as a block of tokens."""
+"""Elements of a block of the index in the digest: 16 KiB of sequence lengths, or 32 KiB of document bounds."""
 _STRETCH_TOKENS = 256
 _DIGITS = 32
 
@@ -68,7 +68,7 @@ def open_dataset(
                 dataset.check_vocabulary(tokens[place : place + length], start + place)
             except BadTokensError:
                 num_bad += 1
-                # tokens of another vocabulary are bad everywhere, those of a damaged file are not
+                # tokens of another vocabulary are bad everywhere; those of a damaged file are not
                 if not replaces_bad_samples or 2 * num_bad > num_stretches:
                     raise
 

@@ -1,9 +1,9 @@
 """Pictures that this program draws, and their captions: data for demonstrations and tests, without files.
 
-A picture shows one to four equal objects on a dark, noisy background. Its caption names their number, colour and
-shape: "two red circle". Everything follows from the seed and the number of the sample, through integer arithmetic that
-does not change between versions of numpy. Training samples have numbers below NUM_PICTURES, so the pictures from there
-on are unseen by every run; the first NUM_HELD_OUT of them are a validation set.
+A picture shows one to four objects of one colour and shape on a dark, noisy background. Its caption names their number,
+colour and shape: "two red circle". Everything follows from the seed and the number of the sample, through arithmetic
+that does not change between versions of numpy. Training samples have numbers below NUM_PICTURES, so the pictures from
+there on are unseen by every run; the first NUM_HELD_OUT of them are a validation set.
 Shapes: N samples, P patches, C bytes of a patch.
 """
 
@@ -75,7 +75,7 @@ def drawn(scene: Scene, size: int) -> Patches:
     for cell, (right, down, larger) in zip(cells, places.tolist(), strict=True):
         radius = cell_size * (0.34 + 0.1 * larger)
         row, column = divmod(cell, GRID)
-        # the object stays in its cell and does not touch its edge
+        # the object stays in its cell and does not touch the cell's edge
         most_shift = _SHIFT * (cell_size / 2 - radius)
         centre_y = (row + 0.5) * cell_size + (down * 2 - 1) * most_shift
         centre_x = (column + 0.5) * cell_size + (right * 2 - 1) * most_shift

@@ -21,8 +21,8 @@ NUM_BYTES = 256
 
 
 class Encoder(Protocol):
-    """Text to ids and back. `notes`: settings of its file that are switched off; `losses`: settings that lose text and
-    cannot be switched off; `file_name`: its usual file name; `runs_in_threads`: whether `encode` releases the
+    """Text to ids and back. `notes`: settings of its file that are switched off; `losses`: the text that is lost by
+    settings that stay on; `file_name`: its usual file name; `runs_in_threads`: whether `encode` releases the
     interpreter lock."""
 
     notes: tuple[str, ...]

@@ -65,7 +65,7 @@ def _counts(mixture: Mixture, end_sample: int, skipped: SampleRanges) -> list[in
 
 
 def check_epochs(uses: Sequence[SourceUse]) -> None:
-    """Check that no source is read more often than its max_epochs from here on.
+    """Check that the run reads no source more often than its max_epochs. A source that is over is not checked.
 
     Raises: DataError naming the key, its value, the source's epochs, and a hint.
     """

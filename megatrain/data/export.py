@@ -21,7 +21,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.tokenizer import Tokenizer
 
 _BATCH_BYTES = 8_000_000
-"""How much text, or ids at 8 bytes each, is in memory at a time."""
+"""How many characters of text, or bytes of ids at 8 bytes each, are in memory at a time."""
 _JSON_LINES = frozenset({".jsonl", ".ndjson"})
 _COLUMNS = frozenset({".parquet", ".arrow"})
 _EXPORTED_KINDS = ".jsonl, .ndjson (also .gz, .zst, .bz2, .xz), .parquet, .arrow"
@@ -46,9 +46,9 @@ def exported(dataset: IndexedDataset, tokenizer: Tokenizer | None, first: int, c
 
 
 def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced: bool = False) -> int:
-    """Write records to `path`, in the format of its suffix; return their number. A killed process leaves an old file.
+    """Write records to `path`, in the format of its suffix; return their number.
 
-    key: the key or column of each record.
+    A process that is killed leaves an earlier file as it was. key: the key or column of each record.
     Raises: DataError when the kind is unknown, its library is absent, or the file exists (unless `is_forced`) or cannot
     be written.
     """
@@ -70,7 +70,7 @@ def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced:
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}; choose another --output") from error
     finally:
-        with suppress(OSError):  # a read-only file system raises it even if there is no file
+        with suppress(OSError):  # on a read-only file system, unlink fails even if there is no file
             temporary.unlink()
     return num_records
 

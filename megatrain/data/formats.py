@@ -153,7 +153,7 @@ def _text_of(record: object, text_key: str, location: str) -> str:
         raise DataError(f"{location}: has no key {text_key!r} (keys: {keys}); name the text's key with --text-key")
     text = record[text_key]
     if not isinstance(text, str):
-        raise DataError(f"{location}: the value of {text_key!r} is {kind_of(text)}, must be text")
+        raise DataError(f"{location}: the value of {text_key!r} is {kind_of(text)}, but must be text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

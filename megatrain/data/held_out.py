@@ -21,6 +21,7 @@ from megatrain.data.one_piece_order import OnePieceOrder
 from megatrain.data.reader import BatchReader, ReadSlots
 from megatrain.data.token_stream import Int64, SamplePieces
 from megatrain.data.training_source import TrainingSource
+from megatrain.formatting import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
     Raises: DataError when `dataset` has fewer than 2 tokens.
     """
     if dataset.num_tokens < 2:
-        raise DataError(f"{dataset.prefix}: holds {dataset.num_tokens} tokens, evaluation needs 2; use more text")
+        found = count_text(dataset.num_tokens, "token")
+        raise DataError(f"{dataset.prefix}: holds {found}, and evaluation needs 2; use more text")
     return -(-(dataset.num_tokens - 1) // seq_len)
 
 

@@ -130,7 +130,7 @@ class IndexedDataset:
         return self.read_tokens(start, self.document_start(document + 1) - start)
 
     def document_starts_between(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return the positions p of documents' first tokens with first <= p < last, in order.
+        """Return the positions p of documents' first tokens with first <= p < last, ascending.
 
         Binary searches on the mapped index avoid a copy of the index, which would take 800 MB per rank for 10^8
         documents.

@@ -65,7 +65,7 @@ class IndexedWriter:
         """
         if len(tokens) > _LONGEST_SEQUENCE:
             raise DataError(
-                f"{data_path(self._prefix)}: document {len(self._bounds) - 1} has {len(tokens)} tokens, the format "
+                f"{data_path(self._prefix)}: document {len(self._bounds) - 1} has {len(tokens)} tokens, and the format "
                 f"allows {_LONGEST_SEQUENCE}; cut it"
             )
         self._write(tokens, f"document {len(self._bounds) - 1}")
@@ -88,7 +88,8 @@ class IndexedWriter:
         if len(tokens) and (int(tokens.max()) > self._largest or int(tokens.min()) < 0):
             raise DataError(
                 f"{data_path(self._prefix)}: {name} has token ids {int(tokens.min())} to "
-                f"{int(tokens.max())}, {self._dtype.name} holds 0 to {self._largest}; state the true vocabulary size"
+                f"{int(tokens.max())}, and {self._dtype.name} holds 0 to {self._largest}; state the true vocabulary "
+                "size"
             )
         content = tokens.astype(self._dtype, copy=False).tobytes()
         self._digest.update(content)

@@ -1,7 +1,8 @@
 """Find the files of an input: a file, a folder, a pattern, a URL of any of these, or `python-stdlib`.
 
 Each file has a name that does not depend on the location of its input: the path below the folder, or below the part of
-a pattern before its first wildcard. Files are sorted by name.
+a pattern before its first wildcard. The files of a local folder are sorted by name, and come before the files of its
+subfolders. All other files, those that match a pattern or are behind a URL, are sorted by their whole path.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class FoundFile:
 def find_files(source: str, left_out: LeftOut) -> list[FoundFile]:
     """Return the files of one input in order, and add those that are not read to `left_out`.
 
-    Raises: DataError when the input does not exist, is of another kind, or has no file of a known kind.
+    Raises: DataError when the input does not exist, cannot be listed, is of another kind, or has no file of a known
+    kind.
     """
     if source == PYTHON_STDLIB:
         return _stdlib_files()
@@ -154,7 +156,7 @@ def _before_wildcard(pattern: str) -> str:
 
 
 def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield the files under `root` in the order of their names, so that the order is the same on every file system.
+    """Yield the files of `root` by name, then those of its subfolders by name: the same order on every file system.
 
     Links to folders are followed, except to a folder that is read already: so no document is read twice, and a cycle of
     links ends. Folders named in `without` are left out.

@@ -30,12 +30,12 @@ class LengthOrder(ABC):
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
         """Return the order of the same tokens with these lengths. The first one begins at index 0.
 
-        Raises: DataError when there is nothing of one of the lengths.
+        Raises: DataError when the source cannot provide samples of one of the lengths.
         """
 
     @abstractmethod
     def epoch_parts(self, epoch_len: int) -> EpochParts:
-        """Return the parts of an epoch that begins with samples of this length. Its tokens count padding."""
+        """Return the parts of an epoch that begins with samples of this length. Numbers of tokens include padding."""
 
     @abstractmethod
     def windows(self, epoch_len: int, epochs: Int64, parts: Int64, numbers: Int64, seq_len: int) -> SamplePieces:
@@ -43,7 +43,7 @@ class LengthOrder(ABC):
         for each. Shapes: epochs, parts and numbers [N]. epoch_len: the length with which the epochs began.
 
         A part whose tokens seq_len does not divide has a shorter window, the last in its order.
-        Raises: BadTokensError when a file of packed samples is damaged there.
+        Raises: BadTokensError when a file of packed samples is damaged at these windows.
         """
 
     @property
@@ -71,7 +71,7 @@ class LengthOrder(ABC):
     def pieces(self, cursors: Int64) -> SamplePieces:
         """Return the pieces of each sample: those of its window, or of parts of windows of the previous length.
 
-        Raises: BadTokensError when a file of packed samples is damaged there.
+        Raises: BadTokensError when a file of packed samples is damaged at these samples.
         """
         indices = np.asarray(cursors, dtype=np.int64)
         numbers = self._stretch_numbers(indices)

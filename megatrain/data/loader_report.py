@@ -26,8 +26,8 @@ class LoaderReport:
     """The state of the loader when a rank got a batch.
 
     num_ready: the steps for this rank that the ring had when the rank requested the batch; with 0 it had to wait.
-    reads, num_starts: only on the first rank of each replica of the host. The reads that have ended since the previous
-    batch, and how often a loader was started in this round; None on the other ranks.
+    reads: the reads that have ended since the previous batch. num_starts: how often a loader was started in this round.
+    Only the first rank of each replica of the host has these two; on the others they are () and None.
     """
 
     num_ready: int

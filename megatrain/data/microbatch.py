@@ -27,12 +27,12 @@ OnBad = Callable[[int, BadSampleError], None]
 class MicroBatch:
     """The input of one forward pass.
 
-    labels_SB is the next token, or -100. document_SB numbers the documents within each window from 0, for attention
+    labels_SB is the next token, or -100. document_SB numbers the documents within each sample from 0, for attention
     that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run, or
     NO_SAMPLE: an empty micro-batch fills a slot of the pipeline, and all its labels are -100.
     num_labels_B: how many labels of each sample have a loss.
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
-    whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
+    whole samples without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     num_documents: the number of these stretches, without the padding.
     patches_PKC: of the pictures, whose rows are the first of their samples. picture_place_K: the place in the
     micro-batch of the sample that each picture belongs to, ascending. Both are None if no sample has a picture, or the
@@ -83,12 +83,12 @@ def assemble(
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other from its first row on.
 
-    first_rows: one for each sample, or none, if all are 0. Rows before it are of the picture: they have token 0 and
-    label -100, and belong to the first document. A sample with fewer labels than `seq_len` is padded with the same
-    token and label. With `has_document_mask`, each window begins another document, as does the padding, and the last
-    token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
-    Without `has_tokens`, tokens are not read; see BatchReader.read_step. fields_FSB: the memory for tokens, labels and,
-    with the mask, documents; None: new memory.
+    first_rows: one for each sample, or none, if all are 0. Rows before the first row are those of the picture: they
+    have token 0 and label -100, and belong to the first document. A sample with fewer labels than `seq_len` is padded
+    with the same token and label. With `has_document_mask`, each window begins another document, as does the padding,
+    and the last token of a document gets label -100 too, because it would have to predict the first token of an
+    unrelated document. Without `has_tokens`, tokens are not read; see BatchReader.read_step. fields_FSB: the memory for
+    tokens, labels and, with the mask, documents; None: new memory.
     """
     if fields_FSB is None:
         fields_FSB = np.empty((2 + has_document_mask, seq_len, len(samples)), dtype=np.int64)

@@ -3,8 +3,8 @@
 Samples are divided into blocks. At the end of a block, after N samples of a stage, the sources have been apportioned N
 samples by their weights with Webster's rule. That rule is monotone: a longer run never has fewer samples of a source.
 Within a block, a keyed permutation determines the order of the sources, and each source continues in its own order
-(`order.SampleOrder`). So any part of a stage reads a prefix of each source, a stage may begin inside a block, and only
-the stages are stored.
+(`order.SampleOrder`). So the samples of a run up to any number are a prefix of each source's order, a stage may begin
+inside a block, and only the stages are stored.
 Source: Webster's rule is Sainte-Lague's divisor method; Balinski and Young, Fair Representation (1982), ch. 3 and 4.
 """
 
@@ -65,7 +65,10 @@ class Mixture:
         return self.stages[self._stage_of(sample)].seq_len
 
     def lengths_of(self, source: int) -> tuple[LengthChange, ...]:
-        """Return the lengths of the samples of a source, each from which of its samples on. The first is 0."""
+        """Return the lengths of the samples of a source, each with the number of the first sample that has it.
+
+        The first of these numbers is 0.
+        """
         found: list[LengthChange] = []
         for number, (stage, counts) in enumerate(zip(self.stages, _counts_before(self), strict=True)):
             first = int(counts[source])
@@ -101,7 +104,7 @@ class Mixture:
 
 @lru_cache(maxsize=16)
 def _counts_before(mixture: Mixture) -> tuple[NDArray[np.int64], ...]:
-    """Return the samples of each source before each stage."""
+    """Return, for each stage, how many samples of each source come before it."""
     found = [np.zeros(mixture.num_sources, dtype=np.int64)]
     for number, (stage, following) in enumerate(pairwise(mixture.stages)):
         found.append(found[-1] + mixture._counts_within(number, following.first_sample - stage.first_sample))

@@ -55,7 +55,7 @@ class SampleOrder(LengthOrder):
         longest = max(self.seq_len, *(change.seq_len for change in self.later), 0)
         if self.num_tokens < 2 * longest:
             raise DataError(
-                f"{self.source}: holds {self.num_tokens} tokens, model.seq_len={longest} needs at least "
+                f"{self.source}: holds {self.num_tokens} tokens, and model.seq_len={longest} needs at least "
                 f"{2 * longest}; use more text or a smaller model.seq_len"
             )
 

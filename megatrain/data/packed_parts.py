@@ -2,9 +2,9 @@
 
 The bins of two lengths hold different sets of documents, but all bins of a block of packing (packing.BLOCK_DOCUMENTS)
 hold the documents of this block, in any length. So a part consists of whole blocks: a change of the sample length can
-begin at its next part, and each document of an epoch is still read once. The blocks of a part are from all over the
+begin at the next part, and each document of an epoch is still read once. The blocks of a part are from all over the
 file, chosen by a keyed permutation, and are the same in all epochs.
-Bins of a part count from 0, block after block. No I/O.
+The bins of a part are numbered from 0, block after block.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PackedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PackedParts(EpochParts):
-    """The parts of an epoch that begins with packed samples of `epoch_len`. Its tokens count padding."""
+    """The parts of an epoch that begins with packed samples of `epoch_len`. Numbers of tokens include padding."""
 
     blocks: PackedBlocks
     epoch_len: int

@@ -22,9 +22,9 @@ Int64 = NDArray[np.int64]
 
 
 class PartSizes(NamedTuple):
-    """Tokens of a block and of a part, which is a multiple of it. Both 0: an epoch is one part and one block.
+    """The tokens of a block, and of a part, which consists of whole blocks. Both 0: an epoch is one part and one block.
 
-    With packing, a part has about as many tokens, and its blocks are those of packing: block_tokens is 0.
+    With packing, a part has about `part_tokens` tokens, and its blocks are those of packing: block_tokens is 0.
     """
 
     block_tokens: int = 0

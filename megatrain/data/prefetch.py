@@ -24,7 +24,7 @@ _SIGN_S = 0.5
 
 
 class Prefetcher(Closable):
-    """Delivers `read_step(plan)` for each of `plans`, in order, `prefetch` steps ahead.
+    """Delivers `read_step(plan)` for each of `plans`, in their order, `prefetch` steps ahead.
 
     With `prefetch` 0 there is no thread, and each step is read when it is requested. readahead: fetches what the steps
     need from object storage; its first step is that of `plans`.

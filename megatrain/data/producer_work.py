@@ -12,8 +12,8 @@ class ProducerWork:
 
     start_ns, duration_ns: from its first request to the end of its last one, by time.monotonic_ns. num_bytes: of
     patches and captions. num_failed: requests without a usable answer; they were sent again, to any producer.
-    answering_ns: the sum of the times of the answered requests. num_waiting: the largest number of requests, of any
-    source, that waited in the producer when one of these arrived.
+    answering_ns: the sum of the times of the answered requests. num_waiting: the largest number of requests, from any
+    process, that waited at the producer when one of these requests arrived.
     """
 
     start_ns: int = 0

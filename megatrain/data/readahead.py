@@ -1,7 +1,7 @@
 """Fetch the blocks of remote files that the coming steps need, in several threads, while a step computes.
 
 The steps are known in advance, so the blocks are, too. Blocks are fetched in the order in which they will be read:
-those of the step that is being read, and a number of blocks of the steps behind it.
+those of the step that is being read, and a number of blocks of the steps after it.
 """
 
 from __future__ import annotations

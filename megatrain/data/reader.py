@@ -93,7 +93,8 @@ class BatchReader:
         not read then, and are 0; their labels are -100. All other fields are the same. has_patches=False: for a stage
         that does not encode pictures; their patches are left out.
         Raises: BadSampleError when the tokens or the picture of a sample cannot be used, unless such samples are
-        replaced.
+        replaced; DataError when a file of costs is damaged, storage refuses a read, or a producer refuses a request;
+        UnreachableError when storage or all producers do not answer.
         """
         slots, seq_len = self.dealt(plan).slots(replica), self.seq_len_of(plan)
         microbatches, sources_N, bad_samples, producers = self.read_slots(
@@ -261,7 +262,7 @@ class BatchReader:
     def _samples(
         self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: OnBad
     ) -> list[list[TokenWindow]]:
-        """Return the windows of each sample, by their places in the mixture. A bad sample has none."""
+        """Return the windows of each sample, in the order of the arguments. A bad sample has none."""
         samples: list[list[TokenWindow]] = [[] for _ in indices_N]
         for number in np.unique(sources_N).tolist():
             of_source = np.flatnonzero(sources_N == number)

@@ -66,7 +66,7 @@ class RemoteFile:
         return b"".join(parts)
 
     def blocks(self, offset: int, num_bytes: int) -> list[RemoteBlock]:
-        """Return the blocks of the cache that such a read needs."""
+        """Return the blocks of the cache that `read` needs for the same range."""
         size, end = self._cache.settings.block_bytes, min(offset + num_bytes, self.num_bytes)
         starts = range(offset - offset % size, end, size) if offset < end else range(0)
         return [RemoteBlock(self, self._block(start, min(size, self.num_bytes - start))) for start in starts]
@@ -100,7 +100,7 @@ class RemoteFile:
         try:
             content = bytes(self._store.cat_file(self._path, start=offset, end=offset + num_bytes))
         finally:
-            # after an error, too: drivers report a range beyond a new end with various ones
+            # after an error, too: drivers report a range beyond a new end with various errors
             found = self._current_version()
             if found is None:
                 raise DataError(f"{self._url}: was removed while it was read; restore it")
@@ -142,7 +142,7 @@ def _repeated(what: str, action: Callable[[], _Result]) -> _Result:
         except DataError:
             raise
         except Exception as error:
-            # of the SDKs only the names are known here: NoCredentialsError, CredentialRetrievalError
+            # the SDKs' errors are known here only by name: NoCredentialsError, CredentialRetrievalError
             if isinstance(error, _REFUSALS) or "Credential" in type(error).__name__:
                 raise DataError(f"{what}: cannot be read: {reason(error)}; {_refusal_hint(error)}") from error
             if pause_s is None:

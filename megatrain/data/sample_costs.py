@@ -36,8 +36,8 @@ def sample_costs(
 ) -> Int64:
     """Return the cost of samples of one source. indices: their numbers in its order. Shapes: all [samples].
 
-    num_patches: the rows of each sample's picture, which belong to its first document. The picture itself is left out.
-    Raises: DataError when the file of packed samples is damaged there.
+    num_patches: the rows of each sample's picture, which belong to its first document. The cost of encoding the picture
+    is left out. Raises: DataError when the file of packed samples is damaged at these samples.
     """
     lengths, bounds = _documents(dataset, order, indices)
     if num_patches:
@@ -54,7 +54,7 @@ def recorded_costs(costs: DocumentCosts, order: SourceOrder, indices: Int64) -> 
     """Return the cost of samples of one source by the costs of its documents. Shapes: all [samples].
 
     A sample has the same part of a document's cost as of its labels. Padding costs nothing.
-    Raises: DataError when the costs or the file of packed samples are damaged there.
+    Raises: DataError when the costs or the packed samples are damaged at these samples.
     """
     pieces = order.pieces(indices)
     is_packed = isinstance(order, PackedOrder)

@@ -1,5 +1,5 @@
 """Reads of many files at the same time: requests to object storage take long and compute nothing, and the digests of
-local files need no lock of Python's."""
+local files are computed without Python's lock."""
 
 from __future__ import annotations
 

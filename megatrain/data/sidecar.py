@@ -1,6 +1,6 @@
 """Files beside token files that belong to them (packed samples, costs of documents): how they are written and checked.
 
-Their headers have the digest of the token files, and end with the CRC-32 of the header before it.
+Their headers have the digest of the token files. The last field of a header is the CRC-32 of the fields before it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def new_sidecar(path: Path) -> Iterator[BinaryIO]:
         sync_directory(path.parent)
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be written: {error.strerror or error}; free space or change its access"
+            f"{path}: cannot be written: {error.strerror or error}; free space, or change the permissions"
         ) from error
     finally:
-        with suppress(OSError):  # a read-only file system raises it even if there is no file
+        with suppress(OSError):  # on a read-only file system, unlink fails even if there is no file
             temporary.unlink()
 
 

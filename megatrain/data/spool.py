@@ -26,12 +26,13 @@ from megatrain.data.tokenizing import DOCUMENT_DTYPE, TokenizedBlock
 
 _TOKENS, _DOCUMENTS, _PROGRESS = "tokens", "documents", "progress.json"
 _BLOCKS_BETWEEN_SAVES = 32
-"""After a kill, at most this many blocks, of a megabyte of text each, are tokenized again."""
+"""After a kill, at most this many blocks, of about a megabyte of text each, are tokenized again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolProgress:
-    """What a spool holds. `file_bytes`: the bytes of the corpus's files that have been read for it."""
+    """What a spool holds. `place`: where the next block begins in the corpus. `file_bytes`: about how many bytes of the
+    corpus's files have been read for it."""
 
     token_bytes: int = 0
     documents: int = 0

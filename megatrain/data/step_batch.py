@@ -46,7 +46,7 @@ class StepBatch:
     """One rank's micro-batches of a step.
 
     `sources`: the source of each sample; None for a run with one source. `bad_samples`: the samples that are replaced
-    by ones without labels. `loader`: of the data loader of the host; None if this rank has read the batch.
+    by ones without labels. `loader`: the report of the host's data loader; None if this rank has read the batch.
     `producers`: what each producer of pictures did for this batch, where it was read. `cache_use`: of the process that
     read it, up to then; None if no tokens are in object storage, or another rank of the host reports it.
     `num_pictures`: of the samples of all ranks.

@@ -33,7 +33,7 @@ class DatasetSummary:
 
 
 def summarize(dataset: IndexedDataset) -> DatasetSummary:
-    """Return the summary of the whole `dataset`."""
+    """Return the summary of the whole `dataset`. Raises: DataError as `token_counts`."""
     counts = token_counts(dataset)
     ends = np.append(dataset.sequence_pointers // dataset.dtype.itemsize, dataset.num_tokens)[dataset.document_bounds]
     lengths = np.diff(ends)
@@ -56,7 +56,7 @@ def summarize(dataset: IndexedDataset) -> DatasetSummary:
 def token_counts(dataset: IndexedDataset) -> NDArray[np.int64]:
     """Return how often each id from 0 to the largest occurs.
 
-    Raises: DataError when an id is negative or larger than any vocabulary.
+    Raises: DataError when tokens cannot be read, or an id is negative or larger than any vocabulary.
     """
     counts = np.zeros(1, dtype=np.int64)
     for start in range(0, dataset.num_tokens, _BLOCK_TOKENS):

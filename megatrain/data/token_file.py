@@ -1,4 +1,4 @@
-"""Open local data files: a file of tokens is read at any byte, by any number of threads; an index is mapped.
+"""Open data files: any number of threads read a local file of tokens at any byte; an index, local or remote, is mapped.
 
 Tokens are read and not mapped: if a page of a mapped file cannot be read, or lies beyond the end of a file that was
 cut off in the meantime, the kernel ends the process. A read fails with an error, which has the byte.
@@ -51,7 +51,7 @@ class TokenFile:
                 raise UnreadableError(place, f"cannot be read: {error.strerror}; copy the file again") from error
             if not part:
                 raise UnreadableError(
-                    place, f"the file ends before; it had {self.num_bytes} bytes when it was opened; copy it again"
+                    place, f"the file ends before this byte; it had {self.num_bytes} bytes when opened; copy it again"
                 )
             content += part
         return content

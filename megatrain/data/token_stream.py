@@ -41,7 +41,7 @@ class TokenStream(Protocol):
         """Return `length` tokens from position `start`. Raises: BadTokensError when they cannot be used."""
 
     def document_starts_between(self, first: int, last: int) -> Int64:
-        """Return the positions p of documents' first tokens with first <= p < last, in order."""
+        """Return the positions p of documents' first tokens with first <= p < last, ascending."""
 
     def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
         """Return the blocks of remote files that hold these tokens."""
@@ -54,7 +54,10 @@ class SourceOrder(Protocol):
     def seed(self) -> int: ...
 
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
-        """Return the order of the same tokens with samples of these lengths. Raises: DataError when it has none."""
+        """Return the order of the same tokens with samples of these lengths.
+
+        Raises: DataError when the source cannot provide samples of one of the lengths.
+        """
 
     def lengths(self, indices: Int64) -> Int64:
         """Return the number of positions of each sample. Shapes: all [N]."""

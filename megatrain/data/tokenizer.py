@@ -143,7 +143,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def byte_tokenizer(end: str = "") -> Tokenizer:
-    """Return the tokenizer whose ids are the bytes of UTF-8. Raises: DataError when `tokenizers` is absent."""
+    """Return the tokenizer whose ids are the bytes of UTF-8. `end`: as for `load_tokenizer`.
+
+    Raises: DataError when the `tokenizers` library is absent, or the vocabulary has no token `end`.
+    """
     _require_tokenizers()
     return Tokenizer(ByteEncoder(), "the tokenizer of bytes", end)
 
@@ -152,7 +155,8 @@ def load_tokenizer(path: DataPath, end: str = "") -> Tokenizer:
     """Return the tokenizer of a tokenizer.json or a SentencePiece model (NAME.model).
 
     `end`: the token that ends documents; if it is "", the token is looked up.
-    Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
+    Raises: DataError when the file cannot be read or is not a tokenizer, its vocabulary has no token `end`, or its
+    library is absent.
     """
     return parse_tokenizer(read_tokenizer_file(path), str(path), end, files_beside(path))
 
@@ -160,7 +164,7 @@ def load_tokenizer(path: DataPath, end: str = "") -> Tokenizer:
 def parse_tokenizer(content: bytes, name: str, end: str = "", beside: SmallFile = no_files) -> Tokenizer:
     """Return the tokenizer from the content of its file; `name` is its source, and the suffix determines its kind.
 
-    Raises: DataError when the content is not a tokenizer, or its library is absent.
+    Raises: DataError when the content is not a tokenizer, its vocabulary has no token `end`, or its library is absent.
     """
     encoder = sentencepiece_encoder(content, name) if is_sentencepiece(name) else _library_encoder(content, name)
     return Tokenizer(encoder, name, end, beside)

@@ -60,7 +60,7 @@ def default_workers(num_bytes: int, num_cores: int, tokenizer: Tokenizer) -> int
 def tokenized(
     blocks: Iterable[DocumentBlock], tokenizer: Tokenizer, source: TokenizerSource, seed: int, num_workers: int
 ) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
-    """Yield each block with its tokens, in order.
+    """Yield each block with its tokens, in the order of `blocks`.
 
     source: from which other processes load `tokenizer`. num_workers: threads or processes that tokenize, while this
     thread reads the corpus; with 1, this thread does everything.

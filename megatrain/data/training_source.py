@@ -23,8 +23,8 @@ class TrainingSource:
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
-    none. prepare: asks for what these samples need, and returns a source that has it; None if the source has it
-    already. works: what each producer did for the preparation.
+    none. prepare: gets numbers of samples, asks producers for what these samples need, and returns a source that has
+    it; None if the source has it already. works: what each producer did for the preparation.
     """
 
     identity: StreamSource

@@ -48,8 +48,10 @@ class VerifiedPair:
 def verify_data(path: DataPath, vocab_size: int | None = None) -> list[VerifiedPair]:
     """Verify a data directory, or the pair with the prefix `path`.
 
-    With a meta.json beside the files, they are compared with it; without one, token ids are compared with `vocab_size`.
-    Raises: DataError when there is nothing to verify.
+    The pairs `train` and `validation` are compared with a meta.json beside them, if there is one. Token ids must be
+    below `vocab_size`; if that is None, below the vocabulary size in meta.json. Without both, ids must only be at least
+    0.
+    Raises: DataError when there is nothing to verify, or meta.json is damaged.
     """
     if not path.is_dir():
         meta = read_meta(path.parent / META_NAME)
@@ -83,7 +85,7 @@ def _verify_pair(
             DataProblem(
                 str(index_path(prefix)),
                 None,
-                f"lists {dataset.num_documents} documents and {dataset.num_tokens} tokens, {META_NAME} has "
+                f"lists {dataset.num_documents} documents and {dataset.num_tokens} tokens, and {META_NAME} has "
                 f"{split.documents} and {split.tokens}; build the data again",
             )
         )
@@ -160,7 +162,7 @@ def _as_problem(error: DataError, *paths: DataPath) -> DataProblem:
 
 
 def _other_content(found: str, wanted: str) -> str:
-    return f"has SHA-256 {found[:12]}..., {META_NAME} has {wanted[:12]}...; copy it or build the data again"
+    return f"has SHA-256 {found[:12]}..., and {META_NAME} has {wanted[:12]}...; copy it or build the data again"
 
 
 def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Iterator[DataProblem]:

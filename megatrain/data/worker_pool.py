@@ -35,7 +35,7 @@ BLOCKS_PER_WORKER = 2
 def in_threads(
     work: Callable[[Block], Result], blocks: Iterable[Block], num_workers: int, *, task: str, hint: str
 ) -> Generator[tuple[Block, Result]]:
-    """Yield each block with its result, in order. `blocks` is read by the consumer's thread, `work` runs in others.
+    """Yield each block with its result, in the order of `blocks`. `blocks` is read in the consumer's thread.
 
     At most `BLOCKS_PER_WORKER * num_workers` blocks are taken from `blocks` before the first result is consumed.
     task: what a thread does, for errors, as in "a thread that packs". hint: what to do when one cannot be started.
@@ -54,8 +54,8 @@ def in_processes(
 
     task: what a process does, for errors, as in "a process that packs". hint: what to do when one is killed, or cannot
     be started. A process begins with one of the first blocks, so a few blocks start a few processes.
-    Raises: what `work` raises, with the traceback of the process as a note; MegatrainError when a process ends or
-    cannot be started.
+    Raises: what `work` raises, with the traceback of the process as a note; MegatrainError when a process ends, or a
+    process or thread cannot be started.
     """
     processes: list[_WorkerProcess[Block, Result]] = []
     idle: SimpleQueue[_WorkerProcess[Block, Result]] = SimpleQueue()

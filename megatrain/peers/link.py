@@ -2,9 +2,9 @@
 
 This module uses no process groups, which belong to the main thread and to training. The two sides authenticate each
 other by a common secret before they read anything else, so a connection from another program occupies a thread for
-only a few seconds. A running HMAC in each direction covers all data after that and detects changed bytes. Like the data
-of NCCL, it is not encrypted. Every call has a time limit, every connection has a deadline, and this module buffers
-nothing.
+at most `PeerLimits.authentication_s`. A running HMAC in each direction covers all data after that and detects changed
+bytes. Like the data of NCCL, it is not encrypted. Every call has a time limit, every connection has a deadline, and
+this module buffers nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
-"""A message is a line of JSON. Larger data is sent as raw bytes, without a length prefix."""
+"""A message is a JSON object or a short text after a length prefix. Larger data is sent as raw bytes without one."""
 _HELLO = b"MTPEER1\n"
 _LARGEST_PORT = 65535
 _NONCE_BYTES = 32

@@ -43,7 +43,7 @@ class PeerServer(Closable):
 
     The server closes the listener, and each connection after `serve`, which must handle all errors that it can expect.
     has_low_priority: its threads have the lowest priority, for transfers beside training that no rank waits for.
-    patience_s: how long a connection waits while many others authenticate themselves; the server closes it then.
+    patience_s: how long a connection waits while many others authenticate themselves before the server closes it.
     """
 
     def __init__(

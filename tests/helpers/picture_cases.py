@@ -47,7 +47,7 @@ BAD = {
     "gif": (encoded(drawn(90, 70), "GIF"), "it is not a JPEG, PNG or WebP picture"),
     "animated-png": (_animated("PNG"), "it is an animated PNG; store one frame"),
     "animated-webp": (_animated("WEBP"), "it is an animated WebP; store one frame"),
-    "huge": (_huge_png(), "it has 20000 x 20000 pixels, the limit is 67108864"),
+    "huge": (_huge_png(), "it has 20000 x 20000 pixels, and the limit is 67108864"),
     "no-caption": (PLAIN, "it has no caption"),
     "cut-tar": (PLAIN, "it is cut off: it has"),
 }

@@ -106,7 +106,8 @@ class LoaderPlan:
     def open_reader(self) -> BatchReader:
         """Open the token files and the pictures.
 
-        Raises: DataError when they cannot be used, or are not those with which the round began.
+        Raises: DataError when they cannot be used, or are not those with which the round began; CheckpointError when
+        the file of the producers is damaged.
         """
         mixture = Mixture.of(self.stream)
         first_lens = [mixture.lengths_of(number)[0].seq_len for number in range(len(self.prefixes))]

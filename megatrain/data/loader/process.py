@@ -2,11 +2,11 @@
 
     python -m megatrain.data.loader.process ARENA ROUND RING PARENT
 
-It is a process and not a thread, so that it reads while ranks wait for each other or for a GPU, and so that the ranks
-of a replica read its tokens once. A rank starts it, with the loader's lock (Arena.loader_lock), its descriptor of the
-ring as RING, and its process id as PARENT: the kernel kills the loader with that rank, whose death ends the round. It
-has the priority of a rank, because all ranks wait for a batch that is late. Its only state is the ring, so it may be
-killed at any moment.
+It is a process and not a thread, so that it reads while ranks wait for each other or for a GPU, and so that the tokens
+of a replica are read once for all its ranks. A rank starts the loader, with the loader's lock (Arena.loader_lock), the
+rank's descriptor of the ring as RING, and the rank's process id as PARENT: the kernel kills the loader with that rank,
+whose death ends the round. The loader has the priority of a rank, because all ranks wait for a batch that is late. Its
+only state is the ring, so it may be killed at any moment.
 Source: MegaScale sec. 3.4.
 """
 

@@ -1,9 +1,10 @@
 """The ring of a host's data loader: its words, which synchronize the loader and the ranks without messages.
 
-Each word has one process that stores it, and a store is one instruction. The loader fills a slot only when all readers
-of the share have stored that they are done with the step before in it. It stores 0 in the slot's word first and the
-step's number last, so a slot whose word names a step is complete, also after a loader was killed at any moment. A
-reader does not store that it is done while it uses the slot. So a slot does not change while a reader uses it.
+Only one process at a time stores a word, and a store is one instruction. The loader fills a slot only when all readers
+of the share have stored that they are done with the slot's previous step. The loader stores 0 in the slot's word first
+and the step's number plus 1 last, so a slot whose word names a step is complete, also after a loader was killed at any
+moment. A reader does not store that it is done while it uses the slot. So a slot does not change while a reader uses
+it.
 
 This needs a processor on which other cores see the stores of a core in their order, and which loads in order: x86-64
 (Intel SDM vol. 3A, sec. "Memory Ordering"). Other processors need memory barriers, which Python lacks, so
@@ -85,7 +86,8 @@ class Ring:
         self._words[self._layout.count(share, slot)] = count
 
     def put_read(self, share: int, step: int, read: LoaderRead) -> None:
-        """Store how a slot was read, before `publish`. A read that failed has no numbers of producers."""
+        """Store how the step in a slot was read, before `publish`. For a read that failed, the numbers of producers are
+        0."""
         layout, slot = self._layout, step % self._layout.depth
         self._words[layout.read(share, slot)] = read.start_ns, read.duration_ns, read.num_bytes
         works = read.producers or (ProducerWork(),) * layout.num_producers
@@ -162,7 +164,7 @@ def create_ring(path: Path, layout: RingLayout) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        with suppress(OSError):  # a read-only file system raises it even if there is no file
+        with suppress(OSError):  # on a read-only file system, unlink fails even if there is no file
             path.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the ring cannot be created: {error.strerror}") from error

@@ -33,8 +33,8 @@ PRODUCER_WORDS = len(fields(ProducerWork))
 class RingLayout:
     """The sizes of a ring.
 
-    max_microbatches: the largest number of any step and replica, with empty ones. seq_len: of the longest samples.
-    picture_shape: [P, C] of a picture; zeros if the slots have none.
+    max_microbatches: the largest number of micro-batches of a replica in any step, empty ones included. seq_len: the
+    tokens of the longest samples. picture_shape: [P, C] of a picture; zeros if the slots have none.
     text_bytes: for the reasons of samples that are replaced; 0 if the run replaces none.
     num_producers: how many producers of pictures the loader asks.
     Legend: M max_microbatches, B micro-batch, S sequence, P patches, C bytes of a patch.

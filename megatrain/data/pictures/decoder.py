@@ -1,4 +1,4 @@
-"""Decodes and resizes pictures with NVIDIA DALI. Only a producer loads it.
+"""Decodes and resizes pictures with NVIDIA DALI. DALI is loaded when a decoder is made.
 
 A pipeline is fast, but one picture that cannot be decoded fails the whole batch, and the pipeline is not valid
 afterwards. So the pictures of a failed batch are decoded once more, one by one, and each failure costs a new pipeline
@@ -34,14 +34,14 @@ class PictureDecoder(Protocol):
     def decode(self, contents: Sequence[bytes], size: int) -> list[NDArray[np.uint8] | str]:
         """Return each picture as RGB, resized as a whole, or why it cannot be decoded.
 
-        Shapes: [size, size, 3]. At most BATCH_PICTURES.
+        contents: the files of at most BATCH_PICTURES pictures. Shapes: each result [size, size, 3].
         """
 
 
 class DaliDecoder:
-    """Decodes with DALI, in one thread. It keeps the pipeline of the last size.
+    """Decodes with DALI. For use by one thread. The decoder keeps the pipeline of the last size.
 
-    device: one of DEVICES. num_threads: threads of DALI, which decode the pictures of a batch.
+    device: one of DEVICES. num_threads: how many threads of DALI decode the pictures of a batch.
     Raises: DataError when DALI is not installed, cannot be loaded, or cannot use the device.
     """
 

@@ -10,7 +10,7 @@ from megatrain.data.pictures.pillow_decoder import PillowDecoder, pillow_identit
 
 
 def make_decoder(name: str, num_threads: int = 1) -> PictureDecoder:
-    """Return a decoder. name: one of DECODERS. num_threads: of DALI; Pillow decodes in one.
+    """Return a decoder. name: one of DECODERS. num_threads: the threads of DALI; Pillow decodes in one thread.
 
     Raises: DataError when it is not installed or cannot be used here.
     """

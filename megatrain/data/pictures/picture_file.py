@@ -14,7 +14,7 @@ from megatrain.data.pictures.picture_header import PictureHeaderError, checked_h
 def patches_of_file(path: Path, decoder: PictureDecoder, picture_format: PictureFormat) -> Patches:
     """Return the patches of a picture, prepared as those of shards are. Shapes: result [P, C].
 
-    Raises: DataError naming the file when it cannot be read, is no picture, or is refused by its header.
+    Raises: DataError naming the file when it cannot be read or decoded, is too large, or is refused by its header.
     """
     max_bytes = max_encoded_bytes(picture_format.max_pixels)
     try:

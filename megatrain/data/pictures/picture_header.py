@@ -11,21 +11,21 @@ from dataclasses import dataclass
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_START = b"\xff\xd8\xff"
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of a frame header. The three others are tables and a reserved marker."""
+"""Markers of a frame header. The three others in this range stand for tables, or are reserved."""
 _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _WEBP_HAS_ANIMATION = 0x02
 _VP8_START_CODE = b"\x9d\x01\x2a"
 _VP8L_SIGNATURE = 0x2F
 _ENCODED_BYTES_OF_PIXEL = 8
-"""More than any format needs: 16 bits of four channels."""
+"""The most that any format needs without compression: 16 bits of each of four channels."""
 _SPARE_BYTES = 16 << 20
 """For metadata in the file of a small picture."""
 
 
 class PictureHeaderError(Exception):
-    """A picture is refused by its header: the format is not supported, it is cut off, or it is too large. The text is
-    the reason."""
+    """The header of a picture is the reason to refuse it: the format is not supported, the header is cut off or
+    damaged, or the picture is animated, empty or too large. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ def header_problem(header: PictureHeader, max_pixels: int) -> str:
         return f"its header has {header.width} x {header.height} pixels"
     if header.num_pixels > max_pixels:
         return (
-            f"it has {header.width} x {header.height} pixels, the limit is {max_pixels}; store a smaller picture, or "
-            "raise the limit (max_pixels)"
+            f"it has {header.width} x {header.height} pixels, and the limit is {max_pixels}; store a smaller picture, "
+            "or raise the limit (max_pixels)"
         )
     return ""
 
 
 def max_encoded_bytes(max_pixels: int) -> int:
-    """Return the limit of a picture's file, which is read as a whole before its header is known."""
+    """Return the size limit of a picture's file, which is read as a whole before its header is known."""
     return _ENCODED_BYTES_OF_PIXEL * max_pixels + _SPARE_BYTES
 
 

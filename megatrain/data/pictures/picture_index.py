@@ -2,8 +2,8 @@
 
 Little-endian: 8 bytes magic, uint64 version, uint64 size of the description, uint64 number of samples, uint32 CRC-32 of
 this header and the description; the description, JSON: the shards with their sizes and digests; then the records
-(RECORD_DTYPE) in the order of shards and members; then the sums of their blocks (block_sums.py). A record has the
-CRC-32 of picture and caption, so that what is read of a shard is checked and nothing else is read.
+(RECORD_DTYPE) in the order of shards and members; then the sums of the records' blocks (block_sums.py). A record has
+the CRC-32 of picture and caption, so a reader checks the bytes that it reads of a shard, and reads no others.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PictureIndex:
         Raises: DataError for a number that the index does not have, and when its part of the index is damaged.
         """
         if not 0 <= number < self.num_samples:
-            raise DataError(f"{self.path}: has no sample {number}, it has samples 0 to {self.num_samples - 1}")
+            raise DataError(f"{self.path}: has no sample {number}; it has samples 0 to {self.num_samples - 1}")
         places = np.array([number, number + 1], np.int64) * RECORD_DTYPE.itemsize
         if self._sums.first_damaged(places[:1], places[1:]) is not None:
             raise DataError(f"{self.path}: the record of sample {number} differs from its checksum; {self._again}")
@@ -128,7 +128,8 @@ def build_index(directory: Path, *, is_forced: bool = False, allows_cut: bool = 
     """Index the shards (*.tar) of a directory, in the natural order of their names. A file that appears is complete.
 
     allows_cut: index a shard that is cut off, too. A picture that is cut off is then a bad picture of the run.
-    Raises: DataError naming the shard and the member; when there is an index already, unless `is_forced`.
+    Raises: DataError when a shard cannot be used, naming it and the member at fault; when there is an index already,
+    unless `is_forced`; when no shard has a picture; or when the index cannot be written.
     """
     path = directory / INDEX_NAME
     if path.exists() and not is_forced:

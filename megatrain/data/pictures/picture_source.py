@@ -1,7 +1,8 @@
 """Pictures by sample number, from any number of producers. The result depends on the numbers alone.
 
-The process that reads a step calls it. The numbers of a call are divided into requests, which go to whichever producer
-is free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
+The process that reads a step asks for its pictures. The numbers of a call are divided into requests, which go to
+whichever producer is free. A request that fails, because its producer was killed or its answer was wrong, is sent
+again, to any producer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The producers that are asked for pictures. secret: what they authenticate with.
+    """The producers that are asked for pictures. secret: producers and this process authenticate each other with it.
 
     problem: returns why no producer can ever answer; empty while one may. failure: returns how a producer failed
     last; empty if that is not known. patience_s: how long a call waits without any answer.
@@ -55,8 +56,8 @@ class Producers:
 class Pictures:
     """The pictures of some samples, in the order of their numbers.
 
-    Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced: their patches are 0 and their
-    captions are empty, so that they have no labels. works: what each producer did, in the order of their addresses.
+    Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced; their patches are 0, and their
+    captions are empty. works: what each producer did, in the order of the producers' addresses.
     """
 
     patches_NPV: NDArray[np.uint8]
@@ -101,7 +102,8 @@ class PictureSource(Closable):
         """Return the pictures of these samples.
 
         Raises: BadPictureError with bad_pictures="refuse", for the first number whose picture cannot be used;
-        UnreachableError when no producer answers; DataError when a producer has other data, or decodes in another way.
+        UnreachableError when no producer answers; DataError when a producer has other data or decodes in another way,
+        when no producer can ever answer, or when the source is closed.
         """
         shape = (len(numbers), self._format.num_patches, self._format.patch_values)
         patches_NPV = np.empty(shape, np.uint8)
@@ -182,7 +184,7 @@ class PictureSource(Closable):
             )
 
     def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:
-        """Return the pictures of a request, and how many requests waited in the producer."""
+        """Return the pictures of a request, and how many requests waited at the producer."""
         request = PictureRequest(self._data, self._format, taken.numbers)
         with connect_peer(address, self._producers.secret, PRODUCER_LIMITS, self._has_connected) as connection:
             connection.send_message(request.encode())
@@ -199,7 +201,7 @@ class PictureSource(Closable):
 
 
 class _AskedProducer:
-    """One of the requests to a producer, and the time (time.monotonic) from which it is asked again.
+    """One of the requests that a producer gets at a time, and when (time.monotonic) the producer may be asked again.
 
     After each failure in a row the pause is longer: a host that is gone must not hold up requests that others can
     answer.
@@ -210,7 +212,7 @@ class _AskedProducer:
         self.address = address
         self.ready_s = 0.0
         self._pauses: Iterator[float] | None = None
-        """Since the first of the failures in a row."""
+        """The pauses after the failures in a row; None after an answer."""
 
     def has_answered(self) -> None:
         if self._pauses is not None:
@@ -255,8 +257,8 @@ class _Counts:
 
 
 class _SameDecoder:
-    """Checks that all producers decode with the same program: the pixels of two differ. expected: its identity; empty:
-    not known yet."""
+    """Checks that all producers decode with the same program, because two programs make different pixels. expected: the
+    identity of the program; empty: not known yet."""
 
     def __init__(self, expected: str) -> None:
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ from pathlib import Path
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_index import IndexedShard, PictureIndex
 from megatrain.data.pictures.shard_reader import ShardReader
+from megatrain.formatting import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class PictureProblem:
 
 
 def verify_pictures(directory: Path, max_pixels: int) -> Iterator[PictureProblem]:
-    """Yield all problems: of shards, then of samples, which are read up to the header of the picture.
+    """Yield all problems: of shards, then of samples. Pictures are read, but not decoded.
 
     Raises: DataError when the index is missing or damaged.
     """
@@ -48,7 +49,8 @@ def _shard_problems(path: Path, shard: IndexedShard) -> Iterator[PictureProblem]
     if shard.cut:
         yield PictureProblem(str(path), "", f"{shard.cut}; copy it again, and index it again")
     if shard.num_without_picture:
-        text = f"has {shard.num_without_picture} captions without a picture (.jpg, .jpeg, .png, .webp)"
+        captions = count_text(shard.num_without_picture, "caption")
+        text = f"has {captions} without a picture (.jpg, .jpeg, .png, .webp)"
         yield PictureProblem(str(path), "", text)
     try:
         with path.open("rb") as file:
@@ -60,7 +62,7 @@ def _shard_problems(path: Path, shard: IndexedShard) -> Iterator[PictureProblem]
         return
     if (size, digest) != (shard.size, shard.sha256):
         text = (
-            f"has {size} bytes with SHA-256 {digest[:12]}..., the index has {shard.size} with {shard.sha256[:12]}...; "
-            "copy it again, or index it again"
+            f"has {size} bytes with SHA-256 {digest[:12]}..., and the index has {shard.size} with "
+            f"{shard.sha256[:12]}...; copy it again, or index it again"
         )
         yield PictureProblem(str(path), "", text)

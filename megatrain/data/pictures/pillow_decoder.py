@@ -1,6 +1,6 @@
-"""Decodes and resizes pictures with Pillow. Only a producer loads it.
+"""Decodes and resizes pictures with Pillow. Pillow is loaded when a decoder is made.
 
-It rotates, converts and reduces to 8 bits as DALI does; the pixels still differ, because the filters differ.
+The decoder rotates, converts and reduces to 8 bits as DALI does; the pixels still differ, because the filters differ.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class PillowDecoder:
             with self._image.open(io.BytesIO(content)) as file:
                 picture = self._operations.exif_transpose(file)
             if picture.mode.startswith("I"):
-                # conversion would clip 16 bits, not shift them
+                # convert() would clip values of 16 bits and not shift them
                 picture = self._image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             resized = picture.convert("RGB").resize((size, size), self._image.Resampling.BILINEAR)
             return np.asarray(resized)
-        except Exception as error:  # noqa: BLE001 -- for damaged files, Pillow raises many kinds
+        except Exception as error:  # noqa: BLE001 -- for damaged files, Pillow raises many kinds of errors
             return f"Pillow cannot decode it: {error}"

@@ -32,7 +32,7 @@ def prepared_pictures(
 ) -> Iterator[PreparedPicture]:
     """Yield the pictures of these samples, in this order; one that cannot be used does not affect the others.
 
-    Memory: pictures are decoded together only as far as they have at most max_pixels pixels together.
+    To bound memory, pictures are decoded together only if their pixels add up to at most max_pixels.
     Raises: DataError for a number that the index does not have.
     """
     group: list[EncodedPicture | BadPicture] = []

@@ -78,7 +78,7 @@ def _text(path: Path, key: str) -> str:
     try:
         return _read(path).text(key)
     except CheckpointError as error:
-        # without the file, the first rank of the host has ended: its failure is the cause, not that of the others
+        # if the file is gone, the first rank of the host has ended: its failure is the cause, so none is named here
         return str(error) if path.exists() else ""
 
 

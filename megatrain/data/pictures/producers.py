@@ -43,8 +43,8 @@ def producer_command(directories: Sequence[Path], decoder: str, num_threads: int
 class PictureProducers(Closable):
     """Producers that run during the block. Their addresses stay the same when they are started again.
 
-    listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
-    their output. report: receives a message when a producer exits.
+    listeners: one for each producer; each is closed once its producer will not be started again. logs: the directory
+    for the output of the producers. report: receives a message when a producer exits.
     Raises: OSError when the files in memory cannot be created; MegatrainError, at the beginning of the block, when a
     thread cannot be started.
     """
@@ -72,7 +72,7 @@ class PictureProducers(Closable):
         self._closed = threading.Event()
         self._listeners = listeners
         self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
-        # the kernel kills a producer with the thread that started it
+        # the kernel kills a producer when the thread that started it ends
         self._threads = [
             threading.Thread(target=self._run, args=pair, name=f"picture-producer-{number}", daemon=True)
             for number, pair in enumerate(zip(self._supervisors, listeners, strict=True))
@@ -89,7 +89,7 @@ class PictureProducers(Closable):
         return next((one.problem for one in self._supervisors if one.problem), "")
 
     def wait(self) -> None:
-        """Return when no producer is started again."""
+        """Wait until all producers have ended and none will be started again."""
         for thread in self._threads:
             thread.join()
 

@@ -1,10 +1,10 @@
 """What source and producer send each other, over an authenticated connection (peers/link.py).
 
 The source opens a connection for each request: data, format and numbers of samples, one message of JSON. The producer
-answers with a message that has the name of its decoder and how many requests wait in it, then with each sample in the
-order of the request: a message with the SHA-256 of the content (preparation.py) and, if the picture cannot be used, its
-address; then the patches and the caption as they are, and the tag that covers them. A request that cannot be served at
-all is answered by an error.
+answers with a message that has the name of its decoder and how many requests wait at the producer, then with each
+sample in the order of the request: a message with the SHA-256 of the content (preparation.py) and whether the picture
+can be used; then the patches and the caption, or for a bad picture its address and the reason, and the tag that covers
+them. The producer answers a request that it cannot serve with an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain.data.pictures.shard_reader import MAX_CAPTION_BYTES
 from megatrain.peers.link import PeerConnection, PeerLimits
 
 REQUEST_PICTURES = 16
-"""The numbers of a request. A producer keeps the pictures of a request until they are sent."""
+"""The most pictures of one request. A producer keeps the pictures of a request until they are sent."""
 PRODUCER_LIMITS = PeerLimits(authentication_s=30.0, call_s=60.0, total_s=600.0)
 """A producer that is being started again accepts connections after a few seconds."""
 _MAX_WAITING = 1_000_000
@@ -46,7 +46,7 @@ class PictureRequest:
 
     @classmethod
     def decode(cls, message: bytes) -> PictureRequest:
-        """Raises: DataError when the message is not a request."""
+        """Raises: DataError when the message is not a request, or asks for no picture or too many."""
         try:
             values = json.loads(message)
             picture_format = PictureFormat(**{name: int(value) for name, value in values["format"].items()})
@@ -89,7 +89,7 @@ def send_refusal(connection: PeerConnection, problem: str) -> None:
 class AnswerReader:
     """Reads the answer to a request.
 
-    Raises: CommunicationError when the answer is wrong; DataError when the producer refuses.
+    Raises: CommunicationError when the connection fails or the answer is wrong; DataError when the producer refuses.
     """
 
     def __init__(self, connection: PeerConnection, request: PictureRequest) -> None:

@@ -37,8 +37,8 @@ class PictureRequests:
     def take(self, ready_s: float) -> TakenNumbers | None:
         """Return a request that no thread works on; None when all are answered, or after `stop`.
 
-        ready_s: the time (time.monotonic) before which the caller takes none. It waits for requests of other threads
-        too, because one that fails comes back.
+        ready_s: the time (time.monotonic) before which the caller takes none. The call also waits while other threads
+        work on the last requests, because a thread gives back a request that fails.
         """
         with self._changed:
             while self._num_unanswered and not self._is_stopped:
@@ -74,5 +74,5 @@ class PictureRequests:
             return time.monotonic() - self._newest_answer_s
 
     def results(self) -> list[PreparedPicture]:
-        """Return the pictures in the order of the numbers, when all are answered."""
+        """Return the pictures in the order of the numbers. All requests must have been answered."""
         return [picture for picture in self._results if picture is not None]

@@ -72,7 +72,7 @@ def split_name(name: str) -> tuple[str, str]:
 def scan_shard(path: Path) -> ScannedShard:
     """Read a shard once for its members, and once for its digest.
 
-    Raises: DataError when it is not a tar file, or has two members of one kind with the same key.
+    Raises: DataError when the file cannot be read, is not a tar file, or has two members of one kind with the same key.
     """
     samples: dict[str, ShardSample] = {}
     try:
@@ -91,7 +91,7 @@ def scan_shard(path: Path) -> ScannedShard:
 
 
 def member_name(file: BinaryIO, header: int) -> str:
-    """Return the name of the member whose tar header begins there; or its place if it cannot be read."""
+    """Return the name of the member whose tar header begins at byte `header`; its place if it cannot be read."""
     try:
         file.seek(header)
         with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -114,7 +114,9 @@ def _members(path: Path, file: BinaryIO, size: int) -> tuple[list[ShardMember], 
                     found.append(ShardMember(member.name, member.offset, member.offset_data, member.size, 0))
             end = tar.offset
     except tarfile.ReadError as error:
-        raise DataError(f"{path}: is not a tar file without compression ({error}); WebDataset shards are") from error
+        raise DataError(
+            f"{path}: is not a tar file without compression ({error}); a WebDataset shard is such a file"
+        ) from error
     return [_with_crc(file, member, size) for member in found], _cut_text(file, size, last, end)
 
 
@@ -143,14 +145,15 @@ def _with_crc(file: BinaryIO, member: ShardMember, size: int) -> ShardMember:
 def _cut_text(file: BinaryIO, size: int, last: str, end: int) -> str:
     """Return where a shard is cut off; empty if it is not. tarfile takes a member that is cut off for the last one.
 
-    last, end: the last member, and where it ends: a block of zeros follows if it is the last one.
+    last, end: the name of the last member that was found, and where it ends; in a whole shard, a block of zeros
+    follows.
     """
     if end > size:
         return f"is cut off at byte {size}, in {last}"
     file.seek(end)
     if file.read(_TAR_BLOCK) == bytes(_TAR_BLOCK):
         return ""
-    return f"is cut off or damaged at byte {end}, after {last}: neither a member follows nor the mark of the end"
+    return f"is cut off or damaged at byte {end}, after {last}: neither a member nor the mark of the end follows"
 
 
 def _add(path: Path, samples: dict[str, ShardSample], member: ShardMember) -> None:

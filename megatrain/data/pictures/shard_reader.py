@@ -87,7 +87,7 @@ class ShardReader:
             if record["caption"] == JSON_CAPTION:
                 values = json.loads(content)
                 text = values.get(CAPTION_KEY) if isinstance(values, dict) else None
-                str(text).encode()  # JSON can escape half a character
+                str(text).encode()  # fails for half of a surrogate pair, which JSON can escape
         except (ValueError, RecursionError) as error:
             raise _MemberError(f"cannot be read as a caption: {type(error).__name__}") from None
         if not isinstance(text, str):
@@ -97,7 +97,7 @@ class ShardReader:
     def _content(self, shard: IndexedShard, record: Any, prefix: str, max_bytes: int) -> bytes:
         start, size = int(record[f"{prefix}start"]), int(record[f"{prefix}size"])
         if size > max_bytes:
-            raise _MemberError(f"it has {size} bytes, the limit is {max_bytes}")
+            raise _MemberError(f"it has {size} bytes, and the limit is {max_bytes}")
         file = self._file(shard)
         try:
             file.seek(start)

@@ -38,8 +38,8 @@ _TOKENIZER_DIGITS = 12
 class AnsweredSamples:
     """Which samples of the source were asked for, and where their captions are in the stream of this answer.
 
-    place_of: the place of a sample in the answer, by its number in the order of the source. bounds: the captions are
-    from bounds[n] to bounds[n + 1]. bad: by place. Shapes: bounds [N + 1].
+    place_of: the place of a sample in the answer, by its number in the order of the source. bounds: the caption at
+    place n is from bounds[n] to bounds[n + 1]. bad: the bad pictures, by place. Shapes: bounds [N + 1].
     """
 
     place_of: dict[int, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class AnsweredSamples:
 class ShardOrder(OnePieceOrder):
     """The order of the pictures of an index: a SourceOrder. num_patches: the positions of a sample before its caption.
 
-    is_shuffled: otherwise the order is that of the index. answered: the samples whose pieces can be found.
+    is_shuffled: if false, the order is that of the index. answered: the samples whose pieces can be found.
     """
 
     num_patches: int = 0
@@ -146,7 +146,7 @@ class ShardSamples:
         return self.format.num_patches
 
     def patches(self, indices_N: Int64) -> Patches:
-        """Raises: DataError: samples are asked for by `TrainingSource.prepared` first."""
+        """Raises: DataError, always: only the source that `TrainingSource.prepared` returns has pictures."""
         raise DataError(f"{self.index.path}: pictures must be asked for before they are read")
 
     @property
@@ -165,7 +165,7 @@ class ShardSamples:
         return self._source
 
     def check_tokenizer(self, vocab_size: int) -> None:
-        """Raise DataError when the tokenizer has more tokens than the model, or none that ends documents."""
+        """Raise DataError when the tokenizer has more tokens than the model, or no token that ends documents."""
         tokenizer = self.loaded_tokenizer
         if max(tokenizer.vocab_size, tokenizer.eod_id + 1) > vocab_size:
             raise DataError(

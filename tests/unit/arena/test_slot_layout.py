@@ -130,12 +130,12 @@ def signed(*values: Any) -> bytes:
     [
         (b"", r"starts with b'', expected b'MTARENA1'; this is not an arena slot"),
         (b"MTBLKBOX" + bytes(5000), "starts with b'MTBLKBOX', expected"),
-        (b"MTARENA1" + bytes(100), "108 bytes, a slot has at least 4096"),
+        (b"MTARENA1" + bytes(100), "108 bytes, and a slot has at least 4096"),
         (b"MTARENA1" + bytes(5000), "header checksum 0x00000000, expected 0x"),
         (signed(8192, 3, 1, 2, 10, DIGEST), "header_bytes=8192, version 1 has 4096"),
         (signed(4096, 3, 5, 2, 10, DIGEST), "slot=5 of num_slots=2"),
-        (signed(4096, 3, 1, 2, 11, DIGEST), "4106 bytes, its header requires 4107; the slot is truncated"),
-        (signed(4096, 3, 1, 2, 9, DIGEST), "4106 bytes, its header requires 4105"),
+        (signed(4096, 3, 1, 2, 11, DIGEST), "4106 bytes, and its header requires 4107; the slot is truncated"),
+        (signed(4096, 3, 1, 2, 9, DIGEST), "4106 bytes, and its header requires 4105"),
     ],
 )
 def test_file_that_is_not_a_slot_is_named(tmp_path: Path, content: bytes, message: str) -> None:

@@ -152,7 +152,7 @@ def json_or_none(path: Path) -> Any:
         ("missing", "missing, expected"),
         ("cut short", r"\d+ bytes, expected \d+ bytes; it was removed, cut short or replaced"),
         ("grown", r"\d+ bytes, expected \d+ bytes; it was removed, cut short or replaced"),
-        ("of another rank", "its list of items has digest items-sha256:.*, the manifest has items-sha256:"),
+        ("of another rank", "its list of items has digest items-sha256:.*, and the manifest has items-sha256:"),
         ("a directory", "missing, expected"),
     ],
 )

@@ -172,7 +172,7 @@ def test_bad_trailer_is_named_with_its_file(place: LocalLocation) -> None:
         with pytest.raises(CheckpointError, match=rf"r000002-rank-00000\.distcp: .*{message}"):
             read_trailer(place, size)
     place.write(bytes(23))
-    with pytest.raises(CheckpointError, match="23 bytes, a data file has at least 24"):
+    with pytest.raises(CheckpointError, match="23 bytes, and a data file has at least 24"):
         read_trailer(place, 23)
 
 
@@ -182,7 +182,7 @@ def test_a_trailer_of_another_file_is_refused(place: LocalLocation) -> None:
     assert isinstance(trailer, Trailer)
     other = put_data_file(place, [b"abx"])
     with pytest.raises(
-        CheckpointError, match=f"its list of items has digest {other.digest}, the manifest has {entry.digest}"
+        CheckpointError, match=f"its list of items has digest {other.digest}, and the manifest has {entry.digest}"
     ):
         read_trailer(place, other.size, entry.digest)
 

@@ -113,8 +113,8 @@ MISFITS: list[tuple[Any, str]] = [
     (with_tensor(shape=[-4, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
     (with_tensor(shape=[2**63, 6]), r"'w': expected integers of at least 0 and below 2\^63"),
     (with_tensor(shape=[1] * 65, items=[]), r"'w': its shape has 65 dims, expected at most 64"),
-    (with_tensor(shape=[4, 7]), r"'w': its boxes have 24 elements, the shape \(4, 7\) has 28"),
-    (with_tensor(items=[]), r"'w': its boxes have 0 elements, the shape \(4, 6\) has 24"),
+    (with_tensor(shape=[4, 7]), r"'w': its boxes have 24 elements, and the shape \(4, 7\) has 28"),
+    (with_tensor(items=[]), r"'w': its boxes have 0 elements, and the shape \(4, 6\) has 24"),
     (
         with_item(0, 0, 1000, 0, 0, 4),
         r"'w': expected 7 numbers for each item, the first of them the number of a listed file",

@@ -178,5 +178,5 @@ def test_fifo_is_no_file_and_does_not_block(tmp_path: Path) -> None:
 def test_a_file_of_absurd_size_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
     with (tmp_path / "RESUME").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(CheckpointError, match=r"RESUME: 1099511627776 bytes, at most 1073741824 are read"):
+    with pytest.raises(CheckpointError, match=r"RESUME: 1099511627776 bytes, and at most 1073741824 are read"):
         LocalLocation(tmp_path / "RESUME").read()

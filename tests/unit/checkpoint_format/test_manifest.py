@@ -143,7 +143,10 @@ def test_stages_of_no_sample_stream_are_refused() -> None:
         ([], r"data\.stages=\[\]; expected a first stage at sample 0"),
         ([{"first_sample": 0, "seq_len": 4, "weights": [1]}] * 2, r"data\.stages.*in ascending order"),
         ([{**first, "weights": []}], r"data\.stages\[0\]\.weights=\[\]; expected 1 to 2 weights"),
-        ([{"first_sample": 0, "seq_len": 4, "weights": [0, 0]}], r"data\.stages\[0\]\.weights.*one of them above 0"),
+        (
+            [{"first_sample": 0, "seq_len": 4, "weights": [0, 0]}],
+            r"data\.stages\[0\]\.weights.*at least one of them above 0",
+        ),
         ([{**first, "weights": [1.5]}], r"data\.stages\[0\]\.weights.*expected a list of integers"),
         ([7], r"data\.stages=\[7\]; expected a list of objects"),
     ]:

@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[Callable[[Path, Patch], None], str]] = {
         change_token,
         "token id 65535 at position 101 is outside model.vocab_size=4096",
     ),
-    "file cut off after the start": (cut_off, "the file ends before; it had "),
+    "file cut off after the start": (cut_off, "the file ends before this byte; it had "),
     "unreadable page": (break_page, "cannot be read: Input/output error; copy the file again"),
 }
 

@@ -216,7 +216,7 @@ BAD_FILES = [
     ("deep.jsonl", b"[" * 100_000, r"deep\.jsonl:1: is not JSON"),
     ("list.jsonl", b"[1]", r"list\.jsonl:1: is of type list; each record must be one JSON object"),
     ("key.jsonl", b'{"body": "a"}', r"key\.jsonl:1: has no key 'text' \(keys: body\); name the text's key with"),
-    ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, must be text"),
+    ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, but must be text"),
     ("latin.jsonl", b'{"text": "caf\xe9"}', r"latin\.jsonl:1: is not UTF-8"),
     ("utf16.txt", "text".encode("utf-16"), r"utf16\.txt:1: is not UTF-8 \(byte 0xff"),
     ("utf16.jsonl", '{"text": "a"}'.encode("utf-16"), r"utf16\.jsonl:1: is not UTF-8 \(byte 0xff"),

@@ -227,5 +227,5 @@ def test_a_url_gives_what_the_path_gives(
         assert found[0] == found[1]
     assert run("verify", f"file://{built}") == 0
     assert capsys.readouterr().out.count(": OK, ") == 2
-    with pytest.raises(DataError, match="only local files can be packed; pack a copy"):
+    with pytest.raises(DataError, match="only local files can be packed; pack a local copy"):
         run("pack", f"file://{built}/train", "--seq-len", 16)

@@ -86,5 +86,5 @@ def test_document_mask_leaves_out_first_tokens_of_documents(write_tokens: Callab
 
 def test_a_single_token_cannot_be_evaluated(write_tokens: Callable[..., Path]) -> None:
     dataset = IndexedDataset(write_tokens([[1]]))
-    with pytest.raises(DataError, match="tokens: holds 1 tokens, evaluation needs 2"):
+    with pytest.raises(DataError, match="tokens: holds 1 token, and evaluation needs 2"):
         num_windows(dataset, 16)

@@ -323,7 +323,7 @@ def test_corpus_appears_at_close_and_not_after_an_error(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["t.bin", "t.idx"]
 
     with (
-        pytest.raises(DataError, match=r"bad\.bin: document 1 has token ids 1 to 70000, uint16 holds 0 to 65535"),
+        pytest.raises(DataError, match=r"bad\.bin: document 1 has token ids 1 to 70000, and uint16 holds 0 to 65535"),
         IndexedWriter(tmp_path / "bad", token_dtype(100)) as writer,
     ):
         writer.add_document(np.array([1, 2]))

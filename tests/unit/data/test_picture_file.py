@@ -33,7 +33,7 @@ def test_picture_becomes_patches(tmp_path: Path) -> None:
     [
         (None, "cannot be read: No such file"),
         (b"text", "it is not a JPEG, PNG or WebP picture"),
-        (encoded(drawn(65, 64), "PNG"), "it has 65 x 64 pixels, the limit is 4096"),
+        (encoded(drawn(65, 64), "PNG"), "it has 65 x 64 pixels, and the limit is 4096"),
         (encoded(drawn(40, 30), "PNG")[:60], "Pillow cannot decode it"),
         (bytes(1 << 25), "has more than"),
     ],

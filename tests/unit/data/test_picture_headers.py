@@ -46,7 +46,7 @@ def test_header_of_huge_picture_is_refused_undecoded() -> None:
     chunk = struct.pack(">I", 13) + ihdr + struct.pack(">I", zlib.crc32(ihdr))
     header = read_header(b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\0IDAT")
     assert header == PictureHeader("PNG", 20_000, 20_000)
-    assert "it has 20000 x 20000 pixels, the limit is 67108864" in header_problem(header, 1 << 26)
+    assert "it has 20000 x 20000 pixels, and the limit is 67108864" in header_problem(header, 1 << 26)
     assert header_problem(header, 400_000_000) == ""
     assert "0 x 5 pixels" in header_problem(PictureHeader("PNG", 0, 5), 1)
 

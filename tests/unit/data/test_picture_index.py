@@ -124,7 +124,7 @@ FAULTS = {
     "bad-json": ({"k.jpg": PICTURE, "k.json": b"{"}, "k.json", "cannot be read as a caption"),
     "half": ({"k.jpg": PICTURE, "k.json": b'{"caption": "\\ud800"}'}, "k.json", "cannot be read as a caption"),
     "no-key": ({"k.jpg": PICTURE, "k.json": b"[]"}, "k.json", 'has no text under the key "caption"'),
-    "long": ({"k.jpg": PICTURE, "k.txt": bytes((1 << 20) + 1)}, "k.txt", "1048577 bytes, the limit is 1048576"),
+    "long": ({"k.jpg": PICTURE, "k.txt": bytes((1 << 20) + 1)}, "k.txt", "1048577 bytes, and the limit is 1048576"),
     "text": ({"k.jpg": b"hello", "k.txt": b""}, "k.jpg", "it is not a JPEG, PNG or WebP picture"),
     "huge": ({"k.png": encoded(drawn(1025, 1024), "PNG"), "k.txt": b""}, "k.png", "it has 1025 x 1024 pixels"),
 }  # fmt: skip
@@ -205,7 +205,7 @@ def test_index_record_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="the record of sample 1 differs from its checksum"):
         PictureIndex(tmp_path).record(1)
-    with pytest.raises(DataError, match="has no sample 2, it has samples 0 to 1"):
+    with pytest.raises(DataError, match="has no sample 2; it has samples 0 to 1"):
         PictureIndex(tmp_path).record(2)
 
 

@@ -89,7 +89,7 @@ def test_producer_that_cannot_serve_says_why(shards: tuple[Path, list[bytes]]) -
     with producers_in_threads([PictureIndex(directory)], FailingDecoder()) as producers:
         with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+: the memory of this host is full"):
             asked(directory, producers, [1])
-        with pytest.raises(DataError, match="has no sample 60, it has samples 0 to 59"):
+        with pytest.raises(DataError, match="has no sample 60; it has samples 0 to 59"):
             asked(directory, producers, [60])
 
 

@@ -135,5 +135,5 @@ def test_epochs_follow_the_tokens(num_samples: int) -> None:
 
 
 def test_a_longer_later_length_needs_enough_tokens() -> None:
-    with pytest.raises(DataError, match=r"holds 100 tokens, model\.seq_len=64 needs at least 128"):
+    with pytest.raises(DataError, match=r"holds 100 tokens, and model\.seq_len=64 needs at least 128"):
         SampleOrder(100, 4, 1, later=(LengthChange(10, 64),))

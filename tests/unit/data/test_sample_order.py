@@ -121,5 +121,5 @@ def in_plain_python(cursor: int, num_tokens: int, seq_len: int, seed: int) -> in
 
 
 def test_a_stream_shorter_than_two_windows_is_refused() -> None:
-    with pytest.raises(DataError, match=r"small\.bin: holds 63 tokens, model\.seq_len=32 needs at least 64"):
+    with pytest.raises(DataError, match=r"small\.bin: holds 63 tokens, and model\.seq_len=32 needs at least 64"):
         SampleOrder(num_tokens=63, seq_len=32, seed=1, source="small.bin")

@@ -216,7 +216,7 @@ def test_sets_that_cannot_be_evaluated_are_refused(tmp_path: Path) -> None:
         open_validation(config)
     with IndexedWriter(prefixes[1], token_dtype(61)) as writer:
         writer.add_document(np.array([1]))
-    with pytest.raises(DataError, match=r"set-3/validation: holds 1 tokens, evaluation needs 2"):
+    with pytest.raises(DataError, match=r"set-3/validation: holds 1 token, and evaluation needs 2"):
         open_validation(config)
     Path(f"{prefixes[1]}.bin").unlink()
     with pytest.raises(DataError, match=r"set-3/validation\.bin: "):

@@ -271,7 +271,7 @@ def test_picture_is_refused_by_the_limit_of_the_run(tmp_path: Path, capfd: pytes
 
     assert main([*arguments, "--picture", str(tmp_path / "fits.png")]) == 0
     assert main([*arguments, "--picture", str(tmp_path / "large.png")]) == DataError.exit_code
-    assert "large.png: it has 40 x 51 pixels, the limit is 2000" in capfd.readouterr().err
+    assert "large.png: it has 40 x 51 pixels, and the limit is 2000" in capfd.readouterr().err
 
 
 def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
