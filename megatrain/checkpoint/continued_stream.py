@@ -14,7 +14,7 @@ from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.contracts.sample_ranges import position_after
 
 _MAX_NOTES = 3
-"""The number of stages that the log lists."""
+"""The log lists at most this many later stages of the mixture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class JobCheckpoints:
         """Fill the state and return where to resume; None when there is nothing to resume from.
 
         Communication: that of `JobRestore.restore`, and agreements of all ranks.
-        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, the same on every rank.
+        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, FencedError, the same on every rank.
         """
         try:
             restored = self._restore.restore()

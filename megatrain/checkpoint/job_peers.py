@@ -59,7 +59,7 @@ class JobPeers:
         """Remove copies that are no longer needed, and refuse to start when a host's memory cannot hold its snapshots.
 
         own_bytes: the memory that this rank's missing slots need.
-        Communication: two agreements, a gather and a broadcast.
+        Communication: one agreement, one gather and one broadcast.
         Raises: ConfigError with the arithmetic, CheckpointError, the same on every rank.
         """
         arena, rank = attachment.arena, self._mesh.rank

@@ -31,7 +31,8 @@ def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
             return keepers
     raise TopologyError(
         f"checkpoint.has_peer_copies=true: {layout} on {len(set(host_of))} hosts leaves no host outside a rank's own "
-        f"groups along {', '.join(layout.axes)}; use more hosts, pp_size and dp_size above 1, or set it to false"
+        f"groups along {', '.join(layout.axes)}; use more hosts, with pp_size and dp_size above 1, "
+        "or set checkpoint.has_peer_copies=false"
     )
 
 

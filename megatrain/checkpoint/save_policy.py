@@ -30,7 +30,7 @@ class SaveInterval:
 
     @property
     def length_s(self) -> float:
-        """The training time until the next checkpoint: longer than configured if the last one stopped training long."""
+        """The training time until the next checkpoint: longer than configured after a checkpoint with a long pause."""
         return max(self._settings.interval_s, self._pause_s / MAX_COST_SHARE)
 
     def is_over(self, *, is_storing: bool) -> bool:

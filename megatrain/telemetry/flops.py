@@ -79,7 +79,7 @@ def flops_formula(model: ModelConfig, pictures_per_sample: float = 1.0) -> str:
     """Return one line with the formula for the FLOPs of a token of this model, and the result."""
     span = f"window {model.window_size}, causal" if model.has_window else "causal"
     if model.has_window and model.full_attention_every:
-        span += f", each {model.full_attention_every}th layer without it, mean of layers"
+        span += f", no window in one of {model.full_attention_every} layers, mean of layers"
     widths = widths_of(model)
     pairs = _pairs_of_all_layers(model) / model.num_layers
     flops = training_flops_per_token(model, pictures_per_sample=pictures_per_sample)

@@ -83,7 +83,7 @@ def warning(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> str:
         f"warning: parallel.overlap=true overlapped almost nothing in steps {steps[0].step + 1} to "
         f"{steps[-1].step + 1}. "
         f"{'. '.join(parts)}. `megatrain config check --dry-run` shows what this layout can overlap, "
-        "`megatrain diag explain` what a step waits for"
+        "and `megatrain diag explain` shows what a step waits for"
     )
 
 
