@@ -1,7 +1,7 @@
 """A set of ranks that communicate, and the collectives on it.
 
 A group of one rank communicates nothing, so callers need not check whether an axis is used. Asynchronous calls return a
-Pending; its `wait` returns the result. Sums are accumulated in the tensor's dtype.
+Pending; its `wait` returns the result. An all-reduce sums in the tensor's dtype; `reduce_scatter` may not.
 """
 
 from __future__ import annotations
