@@ -186,7 +186,8 @@ def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list
     if num_first % holders.count:
         raise TopologyError(
             f"{name}: {holders.count} ranks of a group of {holders.groups[0]} split {fused.names[0]}, which has "
-            f"{num_first} indices along dim {dim}; {holders.count} must divide {num_first}"
+            f"{num_first} {'index' if num_first == 1 else 'indices'} along dim {dim}; "
+            f"{holders.count} must divide {num_first}"
         )
     assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that are fused side by side are not contiguous in memory"
 

@@ -283,7 +283,7 @@ def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]
     address = "" if is_cpu or kind == "none" else gpu_pci_address(process.local_rank)
     binding = bind_process(kind, process.local_rank, process.local_world_size, address)
     threads = set_threads(config.runtime.threads)
-    binding = f"{binding}, {threads} threads"
+    binding = f"{binding}, {count_text(threads, 'thread')}"
     if is_cpu:
         return torch.device("cpu"), binding
     device = torch.device("cuda", process.local_rank)
