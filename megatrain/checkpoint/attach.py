@@ -2,7 +2,8 @@
 
 Every rank reports the content of its host's arena. All ranks receive all reports and derive the same decisions from
 them, by the pure functions of host_reports.py. The newest snapshot that is still in memory for every rank, on its own
-host or at a peer, is preferred over storage: after a crash of workers only, the job reads nothing from storage.
+host or at a peer, is preferred over storage unless storage has a newer checkpoint. So after a crash of workers only,
+the job reads no tensors from storage.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def choose_checkpoint(
 ) -> tuple[Location, tuple[str, ...]]:
     """Return the committed checkpoint to read, and a note for each newer one that was skipped.
 
-    Of a run or branch without a step, this is the newest one without known damage, as when a job resumes.
+    If `text` names a run or a branch, and `step` is None, it is the newest one without known damage, as when a job
+    resumes.
     Raises: CheckpointError, as `find_checkpoint`.
     """
     resolved = resolve_location(text)

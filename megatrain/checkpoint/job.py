@@ -140,7 +140,7 @@ class JobCheckpoints:
     def wait(self, step: int) -> None:
         """Wait until the snapshot of `step` is a committed checkpoint.
 
-        Communication: one small agreement, sometimes two (see Snapshots.take); more while a rank waits for storage.
+        Communication: two small agreements; more while a rank waits for storage.
         Raises: SaveError, on every rank, when it was not stored.
         """
         assert self._snapshots is not None

@@ -24,7 +24,7 @@ MAX_NAMED = 8
 
 @dataclass(slots=True)
 class Group:
-    """Ranks of one axis, in axis order.
+    """The ranks of a group, in axis order.
 
     `number` is the number of the group in the black box; `communicator` is None for a group of one rank; `num_calls`
     counts the submitted collectives, so that an error can name the one that failed.
