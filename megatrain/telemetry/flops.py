@@ -1,11 +1,11 @@
 """How many floating-point operations a token costs, and which fraction of the device's peak a run reaches (MFU).
 
 Counted: the matrix multiplications of the model, 2*m*n*k each. Attention counts exactly the (query, key) pairs that
-causality and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way;
-PaLM's MFU, no recomputation). Backward counts twice the forward. The output head counts with the configured
-`vocab_size`, because padding is no useful work. Not counted: embedding look-up, norms, biases, softmax, rotary, and
-document boundaries inside a sample, which are a property of the data. With the FLOPs of a token and the peak of a
-device, a throughput becomes the MFU.
+causality and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way).
+Document boundaries inside a sample do not change this number, because they are a property of the data. Backward counts
+twice the forward. The output head counts with the configured `vocab_size`, because padding is no useful work. Not
+counted: recomputation (as in PaLM's MFU), embedding look-up, norms, biases, softmax and rotary. With the FLOPs of a
+token and the peak of a device, a throughput becomes the MFU.
 """
 
 from __future__ import annotations
