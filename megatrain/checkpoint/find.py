@@ -74,7 +74,7 @@ def choose_checkpoint(
 
 
 def find_checkpoint(text: str, step: int | None = None, branch: str | None = None) -> Location:
-    """Return the committed checkpoint that `text` names; for a run or a branch, the one from which it would resume.
+    """Return the committed checkpoint that `text` names; for a run or a branch, its newest one, damaged or not.
 
     `step` selects a step of the run or branch, `branch` another branch than the current one.
     Raises: CheckpointError when there is none.

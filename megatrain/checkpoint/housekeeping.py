@@ -111,7 +111,7 @@ def _may_resume_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool
 def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[int]:
     """Return the steps that retention does not keep, assuming that only those with known damage are damaged.
 
-    A damaged checkpoint does not count among the newest `keep_last`, and is removed when all of these are newer.
+    A damaged checkpoint does not count among the newest `keep_last`, and is removed when all those are newer than it.
     """
     if not plan.keep_last:
         return []

@@ -94,7 +94,7 @@ class PlacementRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardHolders:
-    """The ranks that hold the same shard: the same box, and, because they have the same samples, the same part of it.
+    """The ranks that hold the same shard: the same box and, since they have the same samples, the same part of the box.
 
     If the shard has a gradient, each rank has a part of the gradient, and these are summed over the ranks. Only the
     first rank's values count in sums over all parameters.
