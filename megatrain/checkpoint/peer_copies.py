@@ -137,7 +137,7 @@ class CopyKeeper:
         """Why the last copy was not completed."""
 
     def serve(self, connection: PeerConnection) -> None:
-        """Receive one copy. After a failure, the last complete copy is still there, and the owner tries again."""
+        """Receive one copy. After a failure, the last complete copy is still there, and the owner offers another."""
         try:
             offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
             if offer.planned != self._kept:
