@@ -3,7 +3,7 @@
 Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
 of a host hold the lock of their arena, whose plan names the directory of their checkpoints. If a job runs on other
 hosts, and the file system does not share locks between hosts, there are only traces: a checkpoint that was begun
-recently, or a complete one so recent that the next one is not due yet.
+recently, or a complete one so recent that the next one is not overdue.
 """
 
 from __future__ import annotations

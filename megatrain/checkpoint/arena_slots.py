@@ -165,7 +165,7 @@ class ArenaSlot:
 def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, is_pinned: bool) -> list[ArenaSlot]:
     """Return this rank's slots. A slot of the same plan keeps its contents; others are replaced.
 
-    Raises: CheckpointError naming the file and the missing memory.
+    Raises: CheckpointError naming the file and the missing memory, or when CUDA cannot pin the memory.
     """
     headers = _headers(rank, num_slots, plan)
     return [ArenaSlot(arena.slot(rank, header.slot), header, plan, is_pinned=is_pinned) for header in headers]

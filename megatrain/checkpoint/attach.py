@@ -2,7 +2,8 @@
 
 Every rank reports the content of its host's arena. All ranks receive all reports and derive the same decisions from
 them, by the pure functions of host_reports.py. The newest snapshot that is still in memory for every rank, on its own
-host or at a peer, is preferred over storage: after a crash of workers only, the job reads nothing from storage.
+host or at a peer, is preferred over storage unless storage has a newer checkpoint. So after a crash of workers only,
+the job reads no tensors from storage.
 """
 
 from __future__ import annotations
@@ -89,14 +90,14 @@ def attach(
 ) -> Attachment:
     """Enter the arena at `path`, creating it if necessary.
 
-    Snapshots that no rank can restore any more, because the layout changed or a host was lost, are written to storage
-    first. This call waits up to `wait_storage_s` for those that can still be written.
+    Snapshots that the job cannot restore any more, because the layout changed or a host was lost, are written to
+    storage first. This call waits up to `wait_storage_s` for those that can still be written.
 
     num_slots: the number of slots of a rank. may_fetch: whether a rank's snapshot may come from another host.
     stored_step: the step of the newest checkpoint in storage.
     store_until_step: when given, nothing is restored from memory; of the snapshots there, only those up to this step
     are still written to storage.
-    Communication: one gather and one broadcast.
+    Communication: one agreement, one gather and one broadcast; one more agreement after a wait for storage.
     Raises: CheckpointError, on every rank.
     """
     with raised_by_all(cpu_groups, rank):

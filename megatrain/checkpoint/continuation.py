@@ -90,7 +90,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
     if not origin.data.sources and not is_same_run:
         # imported weights: the training fields of their manifest are placeholders
         return Continuation(
-            TrainingProgress(), data, (*notes, "weights that were trained elsewhere, so this run begins at step 0")
+            TrainingProgress(), data, (*notes, "the weights were trained elsewhere, so this run begins at step 0")
         )
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
     notes += _notes_on_files((before, origin.data), (config, data))
@@ -107,7 +107,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         stream = with_aligned_lengths(found.stream, config.batch_schedule, origin.progress.consumed_samples)
         return Continuation(origin.progress, stream, (*notes, *found.notes))
     reason = problem or "the mixture differs"
-    notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
+    notes.append(f"the sample order differs ({reason}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))
 
 

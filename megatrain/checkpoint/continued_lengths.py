@@ -1,4 +1,4 @@
-"""The sample lengths of a job that resumes: those of the past stay, and each later one begins with a step.
+"""The sample lengths of a job that resumes: past samples keep theirs, and each later change begins with a step.
 
 Pure functions.
 """

@@ -12,9 +12,10 @@ from itertools import zip_longest
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.sample_ranges import position_after
+from megatrain.formatting import count_text
 
 _MAX_NOTES = 3
-"""The number of stages that the log lists."""
+"""The log lists at most this many later stages of the mixture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def continued_stream(
     ahead = [stage for stage in stages if stage.first_sample > cursor or not _has_stage(before, stage)]
     notes += [_stage_text(sources, stage) for stage in ahead[:_MAX_NOTES]]
     if len(ahead) > _MAX_NOTES:
-        notes.append(f"{len(ahead) - _MAX_NOTES} further stages of the mixture follow")
+        rest = len(ahead) - _MAX_NOTES
+        notes.append(f"{count_text(rest, 'further stage')} of the mixture follow{'s' if rest == 1 else ''}")
     stream = replace(now, sources=tuple(sources), stages=tuple(stages), skipped=before.skipped)
     problem = _missing_problem(stream, places, cursor)
     if problem:

@@ -28,7 +28,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field of the manifest that differs, such as "mesh.tp_size". None: this checkpoint lacks the field."""
+    """A field of the manifest that differs, such as "mesh.tp_size". Its value is None in a checkpoint that lacks it."""
 
     name: str
     before: Any

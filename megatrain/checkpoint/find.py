@@ -58,7 +58,8 @@ def choose_checkpoint(
 ) -> tuple[Location, tuple[str, ...]]:
     """Return the committed checkpoint to read, and a note for each newer one that was skipped.
 
-    Of a run or branch without a step, this is the newest one without known damage, as when a job resumes.
+    If `text` names a run or a branch, and `step` is None, it is the newest one without known damage, as when a job
+    resumes.
     Raises: CheckpointError, as `find_checkpoint`.
     """
     resolved = resolve_location(text)
@@ -73,7 +74,7 @@ def choose_checkpoint(
 
 
 def find_checkpoint(text: str, step: int | None = None, branch: str | None = None) -> Location:
-    """Return the committed checkpoint that `text` names; for a run or a branch, the one from which it would resume.
+    """Return the committed checkpoint that `text` names; for a run or a branch, its newest one, damaged or not.
 
     `step` selects a step of the run or branch, `branch` another branch than the current one.
     Raises: CheckpointError when there is none.

@@ -2,8 +2,8 @@
 
 It runs in the writer on the host of rank 0. It removes only checkpoints of the branch that is being written, and only
 those older than the branch's newest complete one. It never removes a checkpoint that is pinned or from which another
-branch begins. A checkpoint that lost its COMMIT is kept as long as a committed one. If a file that is needed for this
-decision cannot be read, or the newest checkpoint is not complete, nothing is removed. A superseded round removes
+branch begins. A checkpoint that lost its COMMIT is removed by the same rule as a committed one. If a file that this
+decision needs cannot be read, or the newest checkpoint is not complete, nothing is removed. A superseded round removes
 nothing, because the newer round may resume from a checkpoint that is old for this round. The cleanup also completes
 removals that another process has begun and not completed (removals.py).
 """
@@ -111,7 +111,7 @@ def _may_resume_here(checkpoints: Location, plan: HostPlan, newest: int) -> bool
 def _outdated(checkpoints: Location, plan: HostPlan, steps: list[int]) -> list[int]:
     """Return the steps that retention does not keep, assuming that only those with known damage are damaged.
 
-    A damaged checkpoint does not count among the newest `keep_last`, and is removed when all of these are newer.
+    A damaged checkpoint does not count among the newest `keep_last`, and is removed when all those are newer than it.
     """
     if not plan.keep_last:
         return []

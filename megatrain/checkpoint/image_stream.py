@@ -1,8 +1,8 @@
 """Write one rank's data file from its slot: read the image block by block, hash each block and write it.
 
 A block is small enough to be still in the CPU's cache when it is hashed. It consists of whole pages, which a
-local file system writes to the disk without a copy (checkpoint_format/local_location.py). persist.py writes several
-files at the same time, so that one uses the CPU while another waits for the disk.
+local file system writes to the disk without a copy (checkpoint_format/local_location.py). written_files.py writes
+several files at the same time, so that one uses the CPU while another waits for the disk.
 """
 
 from __future__ import annotations

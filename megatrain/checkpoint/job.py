@@ -88,7 +88,7 @@ class JobCheckpoints:
         """Fill the state and return where to resume; None when there is nothing to resume from.
 
         Communication: that of `JobRestore.restore`, and agreements of all ranks.
-        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, the same on every rank.
+        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, FencedError, the same on every rank.
         """
         try:
             restored = self._restore.restore()
@@ -140,7 +140,7 @@ class JobCheckpoints:
     def wait(self, step: int) -> None:
         """Wait until the snapshot of `step` is a committed checkpoint.
 
-        Communication: one small agreement, sometimes two (see Snapshots.take); more while a rank waits for storage.
+        Communication: two small agreements; more while a rank waits for storage.
         Raises: SaveError, on every rank, when it was not stored.
         """
         assert self._snapshots is not None

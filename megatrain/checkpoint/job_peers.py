@@ -59,7 +59,7 @@ class JobPeers:
         """Remove copies that are no longer needed, and refuse to start when a host's memory cannot hold its snapshots.
 
         own_bytes: the memory that this rank's missing slots need.
-        Communication: two agreements, a gather and a broadcast.
+        Communication: one agreement, one gather and one broadcast.
         Raises: ConfigError with the arithmetic, CheckpointError, the same on every rank.
         """
         arena, rank = attachment.arena, self._mesh.rank
@@ -165,7 +165,7 @@ class JobPeers:
         return attachment.plans[self._keepers.index(self._mesh.rank)]
 
     def _remove_copies(self, attachment: Attachment, needed: Sequence[int]) -> int:
-        """Remove copies that this host does not keep, except those of `needed` ranks; return the bytes of these."""
+        """Remove copies that this host does not keep. Those of `needed` ranks stay for now; return their bytes."""
         ranks = attachment.ranks_of_host(self._mesh.rank)
         kept = {self._keepers.index(rank) for rank in ranks} if self.are_enabled else set()
         now, later = removable_copies(attachment.arena.slots(), kept, needed)

@@ -117,7 +117,7 @@ class JobRestore:
         """Fill the state, and open this rank's slots.
 
         Communication: agreements of all ranks, and that of `load_state`.
-        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, the same on every rank.
+        Raises: CheckpointError, ConfigError, TopologyError, CommunicationError, FencedError, the same on every rank.
         """
         cpu_groups, settings = self._mesh.cpu_groups, self._config.checkpoint
         # claim before storage is read: an older round's commits until now count, and it begins no removal after this

@@ -33,7 +33,7 @@ class KnownPlans:
         return self.by_round[max(self.by_round)] if self.by_round else None
 
     def read(self) -> str:
-        """Read host.json. Return the problem with it if it differs from that of the last call, else an empty text."""
+        """Read host.json. Return why it cannot be used, unless the last call found the same; else an empty text."""
         before, self.problem = self.problem, ""
         try:
             plan = HostPlan.read(self._arena.host_plan)

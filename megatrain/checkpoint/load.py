@@ -55,8 +55,8 @@ def load_state(
     A checkpoint has only the moments that its job's update rule keeps. If it lacks the average of the weights, the
     average is set to the weights.
 
-    Communication: a broadcast of the index to all ranks; within each replica group, a broadcast or sends of each item
-    that several of its ranks need; agreements of all ranks.
+    Communication: a broadcast of the index to all ranks; within each replica group, an exchange of the numbers of the
+    needed items, and a broadcast or sends of each item that several of its ranks need; agreements of all ranks.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. The state is then partly
     filled.
     """

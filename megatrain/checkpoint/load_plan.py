@@ -85,7 +85,7 @@ class ItemCatalog:
         if gap is not None:
             raise CheckpointError(
                 f"{self.location}: {wanted.key}{region_text(gap)} is in none of its files; the checkpoint is "
-                "incomplete, use another"
+                "incomplete: use another one"
             )
         return found
 
@@ -104,7 +104,7 @@ class ItemCatalog:
         tensor = self.tensor(key)
         if tuple(tensor.shape) != wanted.global_shape:
             raise CheckpointError(
-                f"{self.location}: {key} has shape {tuple(tensor.shape)}, this configuration requires "
+                f"{self.location}: {key} has shape {tuple(tensor.shape)}, and this configuration requires "
                 f"{wanted.global_shape}; use the [model] section of its {self._manifest_name()}"
             )
         if key not in self._indexes:

@@ -43,7 +43,7 @@ def publish_description(arena: Arena, round_number: int, items_by_rank: Mapping[
     """Put the files that describe the checkpoints of a round into the arena of the host of rank 0.
 
     Returns their total size in bytes.
-    Raises: CheckpointError naming a tensor that is incomplete, or of which two ranks write the same element.
+    Raises: CheckpointError naming the tensor, as `stored_by_ranks` and `describing_files`.
     """
     stored = stored_by_ranks(items_by_rank, lambda rank: data_file_name(round_number, rank))
     described = describing_files(stored)

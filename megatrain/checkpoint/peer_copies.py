@@ -92,7 +92,7 @@ class CopySender:
     def _report_problem(self, problem: str) -> None:
         """Report once when copies begin to fail, and once when they succeed again."""
         if problem and not self.problem:
-            _log(f"the copy of {self._name}'s snapshot failed and is tried again at the next one: {problem}")
+            _log(f"the copy of {self._name}'s snapshot failed; the next snapshot will be tried: {problem}")
         elif self.problem and not problem:
             _log(f"copies of {self._name}'s snapshots succeed again")
         self.problem = problem
@@ -137,7 +137,7 @@ class CopyKeeper:
         """Why the last copy was not completed."""
 
     def serve(self, connection: PeerConnection) -> None:
-        """Receive one copy. After a failure, the last complete copy is still there, and the owner tries again."""
+        """Receive one copy. After a failure, the last complete copy is still there, and the owner offers another."""
         try:
             offer = SnapshotOffer.decode(connection.receive_message(), connection.location)
             if offer.planned != self._kept:
@@ -209,8 +209,8 @@ class PeerCopies:
         rank, keeper = self._failing, self._keepers[self._failing]
         return [
             (
-                f"WARNING: the copy of rank {rank}'s snapshot did not reach rank {keeper}; it is tried again at every "
-                f"snapshot, and the output of rank {rank} has the reason"
+                f"WARNING: the copy of rank {rank}'s snapshot did not reach rank {keeper}; each later snapshot will "
+                f"be tried, and the output of rank {rank} has the reason"
             )
         ]
 

@@ -135,7 +135,7 @@ def adopt(
 ) -> None:
     """Relabel a snapshot as one of this round, in this rank's slots and in the copies that it keeps.
 
-    persist: the slot's new state with respect to storage.
+    persist: the new storage state of this rank's slot. A copy gets NONE, because only its owner's slot is stored.
     Raises: CheckpointError naming the file.
     """
     for paths, state in ((own, persist), (copies, Persist.NONE)):

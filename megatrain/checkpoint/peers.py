@@ -13,6 +13,7 @@ from itertools import product
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import NEAREST, Layout, axis_named
+from megatrain.formatting import count_text
 
 
 def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
@@ -30,8 +31,9 @@ def choose_keepers(layout: Layout, host_of: Sequence[str]) -> tuple[int, ...]:
         if all(host_of[keeper] not in hosts for keeper, hosts in zip(keepers, forbidden, strict=True)):
             return keepers
     raise TopologyError(
-        f"checkpoint.has_peer_copies=true: {layout} on {len(set(host_of))} hosts leaves no host outside a rank's own "
-        f"groups along {', '.join(layout.axes)}; use more hosts, pp_size and dp_size above 1, or set it to false"
+        f"checkpoint.has_peer_copies=true: {layout} on {count_text(len(set(host_of)), 'host')} leaves no host "
+        f"outside a rank's own groups along {', '.join(layout.axes)}; use more hosts, with pp_size and dp_size "
+        "above 1, or set checkpoint.has_peer_copies=false"
     )
 
 

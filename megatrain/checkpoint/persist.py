@@ -136,7 +136,8 @@ class Persistence:
     def _claim_and_check_round(self) -> None:
         """Claim the round's number if the round could not do so when it began, because storage was unavailable.
 
-        Raises: CheckpointError if a newer round supersedes it, or a former checkpoint of this step is being removed.
+        Raises: CheckpointError if another process has claimed that number, if a newer round supersedes this round, or
+        if a former checkpoint of this step is being removed.
         """
         plan = self._plan
         if plan.claim and plan.is_coordinator:

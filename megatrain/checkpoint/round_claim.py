@@ -32,7 +32,8 @@ class RoundClaim:
         """Claim a number of `least` or more.
 
         If storage cannot be written now, the writer on the host of rank 0 claims the number later.
-        Communication: one broadcast. Raises: FencedError on every rank, when a newer round has claimed.
+        Communication: one broadcast. Raises: FencedError on every rank, when the same round or a newer
+        one has claimed the location.
         """
         number, problem = max(self.number, least), ""
         claimed = Claim(number, "", 0, "", "")

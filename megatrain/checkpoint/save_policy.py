@@ -30,7 +30,7 @@ class SaveInterval:
 
     @property
     def length_s(self) -> float:
-        """The training time until the next checkpoint: longer than configured if the last one stopped training long."""
+        """The training time until the next checkpoint: longer than configured after a checkpoint with a long pause."""
         return max(self._settings.interval_s, self._pause_s / MAX_COST_SHARE)
 
     def is_over(self, *, is_storing: bool) -> bool:
@@ -52,7 +52,7 @@ def policy_notes(settings: CheckpointConfig, location: str, num_bytes: int, free
         what = f"no checkpoint is taken before the end{end}: checkpoint.interval=0 and checkpoint.interval_s=0"
         return [f"WARNING: {what}; a failure loses all training progress that is not still in memory"]
     when = (
-        f"every {settings.interval} steps (checkpoint.interval)"
+        f"every {settings.interval} step{'s' if settings.interval > 1 else ''} (checkpoint.interval)"
         if settings.interval
         else f"every {seconds_text(settings.interval_s)} of training (checkpoint.interval_s), less often if they "
         f"would take more than {MAX_COST_SHARE:.0%} of it"

@@ -60,7 +60,10 @@ class StorageCandidate:
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """The branch to resume, and the candidates to resume from, best first. `last_round` wrote the newest candidate."""
+    """The branch to resume, and the candidates to resume from, best first.
+
+    `last_round`: the round that wrote this run's newest readable checkpoint, -1 without one.
+    """
 
     branch: str
     branch_created_unix_s: float

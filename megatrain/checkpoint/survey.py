@@ -48,7 +48,8 @@ class FoundCheckpoint:
     is_in_ancestry: bool
     """Whether it is committed and in the ancestry of the run's current branch; else it is abandoned or incomplete."""
     num_bytes: int
-    """Bytes of the files that the manifest lists; without a manifest, of all files."""
+    """Bytes of the files that the manifest lists; of all files if it is not committed or is being removed; 0 if its
+    manifest cannot be used."""
     written_unix_s: float | None = None
     consumed_tokens: int | None = None
     round: int | None = None

@@ -29,7 +29,7 @@ class ValueComparison:
     """Reads the same boxes of two checkpoints."""
 
     def __init__(self, before: StoredCheckpoint, after: StoredCheckpoint) -> None:
-        # the boxes are items of the first checkpoint, and each is read once, so its reader keeps none
+        # the boxes are items of the first checkpoint, and each is read once, so its reader keeps only the last one
         self._readers = (
             ParameterReader(before.location, before.manifest, kept_bytes=0),
             ParameterReader(after.location, after.manifest),

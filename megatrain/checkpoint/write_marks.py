@@ -2,7 +2,7 @@
 
     WRITING                      which round makes this checkpoint; the first file, removed after COMMIT
     host-r000002-00001.done      a host's data files are in place; has their sizes and digests
-    host-r000002-00001.failed    a host has given up, so that no writer waits for it
+    host-r000002-00001.failed    a host has given up, and no writer must wait for it any longer
 
 Writers have no other connection: they share only the storage. File names contain the round, so that a superseded
 process of an older round cannot overwrite files of a newer one. The files contain the number of the snapshot.

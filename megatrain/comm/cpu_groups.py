@@ -54,7 +54,7 @@ class CpuGroups:
         """Return every rank's `value` in rank order at rank 0, None at the others. `rank` is the caller's global
         rank.
 
-        Communication: an all-gather of the sizes and a gather per axis, each gather to the first rank of its group.
+        Communication: per axis, an all-gather of the sizes and a gather to the first rank of the group.
         """
         text = json.dumps({str(rank): value}, separators=(",", ":"))[1:-1].encode()
         for group in self.groups:

@@ -52,7 +52,7 @@ def dry_mesh(
     """Yield the mesh of `rank` in `layout`, without peers, with the exchanges that it would have on `device_type`.
 
     has_wrap_links, holders, has_sequence_chunks: see create_mesh. On CPUs, a group whose exchanges are awaited later
-    has two exchanges in progress at a time.
+    has at most two exchanges in progress at a time.
     """
     recorder = Recorder(BlackBoxWriter.anonymous())
     runner, streams = _DryRunner(recorder), DeviceStreams(NoStream)

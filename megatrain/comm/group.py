@@ -1,7 +1,7 @@
 """A set of ranks that communicate, and the collectives on it.
 
 A group of one rank communicates nothing, so callers need not check whether an axis is used. Asynchronous calls return a
-Pending; its `wait` returns the result. Sums are accumulated in the tensor's dtype.
+Pending; its `wait` returns the result. An all-reduce sums in the tensor's dtype; `reduce_scatter` may not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_NAMED = 8
 
 @dataclass(slots=True)
 class Group:
-    """Ranks of one axis, in axis order.
+    """The ranks of a group, in axis order.
 
     `number` is the number of the group in the black box; `communicator` is None for a group of one rank; `num_calls`
     counts the submitted collectives, so that an error can name the one that failed.

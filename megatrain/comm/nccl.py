@@ -6,7 +6,7 @@ ranks of a link connect at their first message, which link_warmup.py sends befor
 Streams have priorities. Exchanges that the next kernel waits for are urgent: collectives of tensor parallelism and
 messages between stages. Gradients and parameters, which replicas exchange, are large and needed later. Their stream
 has low priority, since otherwise a message would wait for a whole bucket. The order of launches does not matter, so
-CUDA_DEVICE_MAX_CONNECTIONS may have any value.
+CUDA_DEVICE_MAX_CONNECTIONS=1 is not needed; a small value only reduces overlap (training/device_settings.py).
 """
 
 from __future__ import annotations

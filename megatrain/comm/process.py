@@ -16,8 +16,8 @@ from megatrain.contracts.process import Process
 
 _UNCONNECTED = "unconnected"
 _FEW_REQUESTS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
-"""gloo reads the addresses of 128 peers in one request, instead of two requests per peer. With these settings an
-address holds only where a rank listens; by default it also holds a number for each peer."""
+"""With these settings gloo reads the addresses of 128 peers in one request, instead of two requests per peer, and an
+address says only where a rank listens; by default it also contains a number for each peer."""
 
 
 class _Unconnected(dist.ProcessGroup):

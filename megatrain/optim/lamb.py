@@ -1,8 +1,8 @@
 """LAMB (arXiv:1904.00962): AdamW's direction, scaled for each logical parameter by ||weight|| / ||update||.
 
-Several dp and tp ranks hold a logical parameter, so its two norms are sums over all its boxes. One collective sums them
-for all parameters. Biases and norm scales keep a ratio of 1, as NVIDIA's LAMB does by default for parameters without
-weight decay.
+Several dp and tp ranks hold a logical parameter, so its two norms are sums over all its boxes. One all-reduce along
+each axis of the stage sums them for all parameters. Biases and norm scales keep a ratio of 1, as NVIDIA's LAMB does by
+default for parameters without weight decay.
 """
 
 from __future__ import annotations

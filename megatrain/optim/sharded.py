@@ -95,7 +95,7 @@ class ShardedOptimizer:
             chunk.mark_shards_changed()
 
     def flat_shards(self) -> Iterator[tuple[str, FlatShard, bool]]:
-        """Yield (kind of state, shard, whether this rank saves it) for all state of this rank."""
+        """Yield (kind of state, shard, whether this rank is its first holder) for all state of this rank."""
         for _, state in self.states:
             for kind, shard in state.flat_shards():
                 yield kind, shard, shard.holders.index == 0

@@ -2,9 +2,10 @@
 
 ZeRO-1 accumulates full gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
 schedule, after its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard
-only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in one
-fixed order (write_counts.py). Each part of the model waits only for its own parameters. With overlap off, each
-collective is awaited at once. The collectives and their order stay the same, so the results are bitwise the same.
+only. With overlap by bucket, the reduction of a bucket whose gradients are all ready starts during that backward, in
+one fixed order of the buckets (write_counts.py), and each part of the model waits only for its own parameters. With
+overlap off, each collective is awaited at once. The collectives and their order stay the same, so the results are
+bitwise the same.
 Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 

@@ -167,7 +167,8 @@ class GraphedChunk:
         ((loss, run_backward),) = outcome
         gradient = torch.empty_like(loss)
         backward = self._capture.capture(lambda: run_backward(gradient))
-        # the capture executed nothing, so nothing is written yet; the replay that follows makes written_gradients true
+        # the capture executed nothing, so nothing is written yet; the replay that follows writes what
+        # written_gradients() lists
         return _CapturedGraphs(forward, backward, loss, gradient, self._data_parallel.written_gradients())
 
 

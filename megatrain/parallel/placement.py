@@ -94,7 +94,7 @@ class PlacementRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardHolders:
-    """The ranks that hold the same shard: the same box, and, because they have the same samples, the same part of it.
+    """The ranks that hold the same shard: the same box and, since they have the same samples, the same part of the box.
 
     If the shard has a gradient, each rank has a part of the gradient, and these are summed over the ranks. Only the
     first rank's values count in sums over all parameters.
@@ -186,7 +186,8 @@ def _own_parts(name: str, box: Box, fused: Fused, holders: ShardHolders) -> list
     if num_first % holders.count:
         raise TopologyError(
             f"{name}: {holders.count} ranks of a group of {holders.groups[0]} split {fused.names[0]}, which has "
-            f"{num_first} indices along dim {dim}; {holders.count} must divide {num_first}"
+            f"{num_first} {'index' if num_first == 1 else 'indices'} along dim {dim}; "
+            f"{holders.count} must divide {num_first}"
         )
     assert prod(box.sizes[:dim]) == 1, f"{name}: matrices that are fused side by side are not contiguous in memory"
 

@@ -50,7 +50,8 @@ class WriteCounts:
         if expected and self._writes[bucket][index] > expected:
             raise RuntimeError(
                 f"the gradient of {logical.name} is written {self._writes[bucket][index]} times in "
-                f"{self._num_microbatches} micro-batches, and {expected} writes are declared: a module uses the "
+                f"{self._num_microbatches} micro-batch{'es' if self._num_microbatches > 1 else ''}, and {expected} "
+                f"{'writes are' if expected > 1 else 'write is'} declared: a module uses the "
                 "parameter more often than the tensor plan has counted (parallel/tensor_plan.py); correct the count or "
                 "use parallel.overlap=false"
             )

@@ -1,4 +1,4 @@
-"""Draws a schedule as text, for documentation and `config check`."""
+"""Draws a schedule as text, for documentation, tests and programs of users."""
 
 from __future__ import annotations
 

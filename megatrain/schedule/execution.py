@@ -1,7 +1,7 @@
 """Runs a schedule without computing: finds the slot of each compute, or the position where each stage blocks.
 
 Channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A compute takes
-one slot and a message none; `replay` handles real durations.
+one slot and a message none; real durations are not modelled.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class BlackBoxWriter:
         evidence.
 
         Raises: OSError when the directory is missing, read-only, full or not private to this user; DataError when a
-        name is too long.
+        name is too long, or this machine is big-endian.
         """
         if sys.byteorder != "little":
             raise DataError("the format of a black box is little-endian, and this machine is big-endian")

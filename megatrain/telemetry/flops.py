@@ -1,11 +1,11 @@
 """How many floating-point operations a token costs, and which fraction of the device's peak a run reaches (MFU).
 
 Counted: the matrix multiplications of the model, 2*m*n*k each. Attention counts exactly the (query, key) pairs that
-causality and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way;
-PaLM's MFU, no recomputation). Backward counts twice the forward. The output head counts with the configured
-`vocab_size`, because padding is no useful work. Not counted: embedding look-up, norms, biases, softmax, rotary, and
-document boundaries inside a sample, which are a property of the data. With the FLOPs of a token and the peak of a
-device, a throughput becomes the MFU.
+causality and the window allow, so that skipped work does not raise MFU (MegaScale counts its window the same way).
+Document boundaries inside a sample do not change this number, because they are a property of the data. Backward counts
+twice the forward. The output head counts with the configured `vocab_size`, because padding is no useful work. Not
+counted: recomputation (as in PaLM's MFU), embedding look-up, norms, biases, softmax and rotary. With the FLOPs of a
+token and the peak of a device, a throughput becomes the MFU.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def flops_formula(model: ModelConfig, pictures_per_sample: float = 1.0) -> str:
     """Return one line with the formula for the FLOPs of a token of this model, and the result."""
     span = f"window {model.window_size}, causal" if model.has_window else "causal"
     if model.has_window and model.full_attention_every:
-        span += f", each {model.full_attention_every}th layer without it, mean of layers"
+        span += f", no window in one of {model.full_attention_every} layers, mean of layers"
     widths = widths_of(model)
     pairs = _pairs_of_all_layers(model) / model.num_layers
     flops = training_flops_per_token(model, pictures_per_sample=pictures_per_sample)

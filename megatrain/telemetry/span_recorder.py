@@ -1,8 +1,9 @@
 """Spans: the operations of a rank, with their starts and durations. A span is written when it BEGINS.
 
 A record stays open in the black box while its span lasts, so a rank that hangs or dies leaves the name of its current
-operation. The end of a span stores one word. The hot path takes no lock and costs one to two microseconds
-(benchmarks/span_overhead.py). A DeviceTimer (timers.py) times device operations; without one, the host's clock is used.
+operation. The end of a span stores its duration. A span on the host's clock takes no lock and costs one to two
+microseconds (benchmarks/span_overhead.py). A DeviceTimer (timers.py) times device operations; without one, the host's
+clock is used for them too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class OperationTotals:
     count: int
     num_bytes: int
     attended_ns: int | None = None
-    """For how much of `sum_ns` the host only launched and awaited the operation; None if that is not known."""
+    """For how much of `sum_ns` the host only launched and awaited the operation, or on a GPU the compute stream awaited
+    it; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

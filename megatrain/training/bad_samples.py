@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 def first_peer(layout: Layout, rank: int) -> tuple[int, int]:
-    """Return the first of the ranks that work on the same samples as `rank`, and their number."""
+    """Return the first of the ranks that work on the same samples as `rank`, and how many ranks these are."""
     own, _ = layout.sample_share(rank)
     peers = [other for other in range(layout.world_size) if layout.sample_share(other)[0] == own]
     return peers[0], len(peers)

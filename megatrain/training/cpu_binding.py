@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.system_files import system_text
-from megatrain.formatting import ranges_text
+from megatrain.formatting import count_text, ranges_text
 
 CpuBinding = Literal["none", "core", "numa"]
 
@@ -83,7 +83,8 @@ def _core_share(host: HostCores, local_rank: int, local_world_size: int) -> Core
         sharers = len(range(local_rank % len(cores), local_world_size, len(cores)))
         return CoreChoice(
             (core,),
-            f"bound to core {core}, ranks on it: {sharers} ({local_world_size} ranks have {len(cores)} cores here)",
+            f"bound to core {core}, ranks on it: {sharers} ({local_world_size} ranks have "
+            f"{count_text(len(cores), 'core')} here)",
         )
     # Each rank gets the same number of cores: ranks wait for each other, so one more core for some ranks would gain
     # nothing. The remaining cores stay free for other programs.

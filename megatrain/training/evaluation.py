@@ -1,7 +1,7 @@
 """Loss on held-out data, computed by the same pipeline with forwards only.
 
 Every dp rank reads its part of the samples of each validation set, and all ranks add their sums at the end. The results
-of different layouts differ only by rounding. Pictures have no loss, only their captions.
+of different layouts differ only by rounding. A picture has no loss; only its caption has one.
 """
 
 from __future__ import annotations

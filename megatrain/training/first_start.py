@@ -27,7 +27,7 @@ TIMEOUT_S = 20.0
 
 
 def has_begun(run_directory: Path) -> bool:
-    """Return whether a round of the run has begun to train. Raises: ConfigError when its record is damaged."""
+    """Return whether a round of the run has begun to train: whether a configuration is recorded that can be read."""
     return recorded_values(run_directory) is not None
 
 

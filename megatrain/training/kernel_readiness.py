@@ -107,7 +107,7 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     if capability < needed:
         wanted, found = (f"{major}.{minor}" for major, minor in (needed, capability))
         problems.append(
-            f'fp8.recipe="{config.fp8.recipe}" needs a GPU of compute capability {wanted}, this one has {found}; '
+            f'fp8.recipe="{config.fp8.recipe}" needs a GPU of compute capability {wanted}, and this one has {found}; '
             f'use recipe="none"'
         )
     if problems:

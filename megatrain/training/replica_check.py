@@ -92,11 +92,13 @@ class ReplicaCheck:
         if odd:
             differ = f"{ranks_text([members[row] for row in odd], _MAX_NAMED)} differ{'s' if len(odd) == 1 else ''}"
             who = f"{differ} from most of the replicas on {all_ranks}"
-        equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
-        healthy = equal_at if self._equal_at else "this process"
+        equal_at = (
+            f"last found equal at step {self._equal_at}" if self._equal_at else "never found equal by this process"
+        )
+        healthy = f"step {self._equal_at}" if self._equal_at else "this process"
         return (
             f"parameters differ at step {step} in {names_text(found, _MAX_NAMED)}: {who} "
-            f"(train.checksum_interval={self._interval}, last found equal at {equal_at}); check the memory and the "
+            f"(train.checksum_interval={self._interval}, {equal_at}); check the memory and the "
             f"network of their hosts, and resume from a save that is older than {healthy}"
         )
 

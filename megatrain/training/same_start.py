@@ -27,7 +27,7 @@ def check_same_config(config: Config, rendezvous: Rendezvous) -> None:
     if first == own:
         return
     problems = [
-        f"{key}: {_rank_text(rendezvous)} has {own.get(key, 'no such key')}, rank 0 has "
+        f"{key}: {_rank_text(rendezvous)} has {own.get(key, 'no such key')}, and rank 0 has "
         f"{first.get(key, 'no such key')}; start all workers with one configuration"
         for key in sorted(own.keys() | first.keys())
         if own.get(key) != first.get(key)
@@ -38,7 +38,7 @@ def check_same_config(config: Config, rendezvous: Rendezvous) -> None:
 def check_same_costs(sources: Sequence[TrainingSource | None], rendezvous: Rendezvous) -> None:
     """Raise DataError naming host and file if the costs of a source differ from those of rank 0.
 
-    With different costs, the ranks would not agree which of them computes a sample.
+    With different costs, the ranks would not agree on which of them computes a sample.
     """
     costs = [source.costs for source in sources if source is not None and source.costs is not None]
     if not costs:
@@ -47,8 +47,8 @@ def check_same_costs(sources: Sequence[TrainingSource | None], rendezvous: Rende
     for one, expected in zip(costs, first, strict=True):
         if one.digest != expected:
             raise DataError(
-                f"{one.path}: {_rank_text(rendezvous)} has costs with digest {one.digest}, rank 0 has {expected}; copy "
-                "one file to all hosts"
+                f"{one.path}: {_rank_text(rendezvous)} has costs with digest {one.digest}, and rank 0 has {expected}; "
+                "copy one file to all hosts"
             )
 
 
@@ -65,8 +65,8 @@ def check_same_pictures(all_shards: Sequence[ShardSamples], rendezvous: Rendezvo
         for what, found, expected in zip(("the digest", "pictures made by"), own_pair, first_pair, strict=True):
             if found != expected:
                 raise DataError(
-                    f"{shards.index.path}: {_rank_text(rendezvous)} has {what} {found}, rank 0 has {expected}; use one "
-                    "index and one version of the decoder on all hosts"
+                    f"{shards.index.path}: {_rank_text(rendezvous)} has {what} {found}, and rank 0 has {expected}; use "
+                    "one index and one version of the decoder on all hosts"
                 )
 
 

@@ -43,7 +43,8 @@ def open_batches(
 
     print_line: prints a line to the log of the run. closing: closes the batches. held_out: held-out pictures from
     shards, which this rank requests from the same producers until `closing` closes.
-    Communication: two agreements of all ranks if data.loader is "host", and one if pictures come from shards.
+    Communication: two agreements of all ranks if data.loader is "host", and one more if pictures come from
+    shards.
     Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
     processor does not order stores; DataError, on every rank, as `open_producers`.
     """

@@ -129,7 +129,10 @@ class StepLoop:
         """
         config, recorder, observers = self._config, self._parts.recorder, self._parts.observers
         if self.step >= config.train.steps:
-            self._print_line(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
+            self._print_line(
+                f"nothing to do: {self.step} {'step is' if self.step == 1 else 'steps are'} done, "
+                f"train.steps={config.train.steps}"
+            )
         self._check_data()
         layout, progress = self._parts.rank_model.mesh.layout, self._progress
         for note in batch_notes(config, layout, progress.step, progress.consumed_samples, self._excluded_samples):
@@ -241,7 +244,8 @@ class StepLoop:
         if outcome.is_skipped and count >= self._config.train.max_skipped_steps:
             raise NonFiniteError(
                 f"loss={outcome.loss} and gradient norm={outcome.grad_norm} at step {self.step}: not finite for "
-                f"{count} steps in a row (train.max_skipped_steps); lower optimizer.lr or use an older checkpoint"
+                f"{count} step{'s' if count > 1 else ''} in a row (train.max_skipped_steps); lower optimizer.lr or use "
+                "an older checkpoint"
             )
 
     def _requests(self) -> Requests:

@@ -224,7 +224,7 @@ def tokenizer_notes(config: Config) -> list[str]:
 
 
 def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:
-    """Return the sample order of a new run. validation: all sets of held-out tokens.
+    """Return the sample order of a new run. validation: all sets of held-out data.
 
     Must be called after `find_decoder` if there are pictures from shards.
     """

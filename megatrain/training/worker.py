@@ -28,6 +28,7 @@ from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import Process
+from megatrain.formatting import count_text
 from megatrain.ops.extension import load_extension
 from megatrain.programs.background import LOWEST_PRIORITY, background_niceness
 from megatrain.programs.stop_signals import StopSignals
@@ -277,12 +278,12 @@ def _choose_device(config: Config, process: Process) -> tuple[torch.device, str]
     if not is_cpu and process.local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         problem = f"worker {process.local_rank} of this host has no GPU: the host has {found}"
-        raise ConfigError([f"{problem}; start at most {found} workers here (torchrun --nproc-per-node)"])
+        raise ConfigError([f"{problem}; start at most {count_text(found, 'worker')} here (torchrun --nproc-per-node)"])
     kind = config.runtime.cpu_binding
     address = "" if is_cpu or kind == "none" else gpu_pci_address(process.local_rank)
     binding = bind_process(kind, process.local_rank, process.local_world_size, address)
     threads = set_threads(config.runtime.threads)
-    binding = f"{binding}, {threads} threads"
+    binding = f"{binding}, {count_text(threads, 'thread')}"
     if is_cpu:
         return torch.device("cpu"), binding
     device = torch.device("cuda", process.local_rank)

@@ -82,7 +82,7 @@ def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPoo
     found = failures_of(rank_pool, config, Flip(2, 2, name, index=7))
     expected = (
         f"ReplicaError: parameters differ at step 2 in {name} (chunk 0): rank 2 differs from most of the replicas "
-        f"on ranks 0-3 (train.checksum_interval=2, last found equal at no step of this process)"
+        f"on ranks 0-3 (train.checksum_interval=2, never found equal by this process)"
     )
     assert len(found) == 4
     for description in found:

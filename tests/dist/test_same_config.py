@@ -47,8 +47,8 @@ def test_the_rank_that_differs_names_its_host_and_all_keys(config: Config) -> No
         check_same_config(other, rendezvous_of(1, store))
     first, second = caught.value.problems
     layers = config.model.num_layers
-    assert first.startswith(f"model.num_layers: rank 1 on host-1 has {layers + 1}, rank 0 has {layers}; start all")
-    assert second.startswith(f"optimizer.lr: rank 1 on host-1 has 0.5, rank 0 has {config.optimizer.lr}; start all")
+    assert first.startswith(f"model.num_layers: rank 1 on host-1 has {layers + 1}, and rank 0 has {layers}; start all")
+    assert second.startswith(f"optimizer.lr: rank 1 on host-1 has 0.5, and rank 0 has {config.optimizer.lr}; start all")
 
 
 def test_costs_that_differ_are_named_with_their_host(tmp_path: Path) -> None:

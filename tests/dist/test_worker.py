@@ -108,7 +108,7 @@ def test_watchdog_gets_the_limit_of_each_phase(ended: list[Ended]) -> None:
 def test_only_rank_0_prints_directory_cores_and_steps(config: Config, ended: list[Ended]) -> None:
     first, other = (one.printed for one in ended)
     assert f"run directory {config.job.run_directory}; " in first
-    assert "cores of rank 0: not bound to cores, 1 threads" in first
+    assert "cores of rank 0: not bound to cores, 1 thread\n" in first
     assert f"step {STEPS}/{STEPS}" in first
     assert other == ""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from megatrain.formatting import count_text
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class CudaMemory(DeviceMemory):
             return ""
         tensors, held = (statistics.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved"))
         return (
-            f"GPU memory: tensors took {tensors / _GIB:.1f} GiB at most, torch holds {held / _GIB:.1f} of "
+            f"GPU memory: tensors took at most {tensors / _GIB:.1f} GiB, and torch held at most {held / _GIB:.1f} of "
             f"{self._total_bytes / _GIB:.1f} GiB"
         )
 
@@ -70,11 +71,11 @@ class CudaMemory(DeviceMemory):
         """Warn of the first retry, and again when the count has doubled: a full GPU has retries in every step."""
         if num_retries > self._num_retries and num_retries >= self._warn_at:
             _logger.warning(
-                "step %d: the GPU's memory was full and torch has released its cached memory %d times so far, which "
+                "step %d: the GPU's memory was full and torch has released its cached memory %s so far, which "
                 "stalls the GPU each time; see parallel.recompute, parallel.offload_layers and `megatrain config check "
                 "--dry-run`",
                 step,
-                num_retries,
+                count_text(num_retries, "time"),
             )
             self._warn_at = 2 * num_retries
         self._num_retries = num_retries

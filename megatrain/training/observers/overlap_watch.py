@@ -1,10 +1,10 @@
 """Warns once when parallel.overlap is on but almost all communication is exposed.
 
-The warning is based on the totals of this rank's steps: communication for which the host waited counts as exposed. On a
-GPU the waits of the host are not known, so there is no warning. The watched operations are the collectives of data
-parallelism and, with sequence chunks, those of tensor parallelism. Messages of the pipeline are not watched: a receive
-also waits for the neighbour's work, which is the bubble. The dry run shows before a job starts what its layout cannot
-overlap.
+The warning is based on the totals of this rank's steps: communication for which the host, or on a GPU the compute
+stream, waited counts as exposed. If one of these waits is not known, there is no warning. The watched operations are
+the collectives of data parallelism and, with sequence chunks, those of tensor parallelism. Messages of the pipeline are
+not watched: a receive also waits for the neighbour's work, which is the bubble. The dry run shows before a job starts
+what its layout cannot overlap.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def warning(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> str:
         f"warning: parallel.overlap=true overlapped almost nothing in steps {steps[0].step + 1} to "
         f"{steps[-1].step + 1}. "
         f"{'. '.join(parts)}. `megatrain config check --dry-run` shows what this layout can overlap, "
-        "`megatrain diag explain` what a step waits for"
+        "and `megatrain diag explain` shows what a step waits for"
     )
 
 

@@ -182,7 +182,7 @@ def test_imported_weights_begin_at_step_0() -> None:
     assert found.progress == TrainingProgress()
     assert found.notes == (
         "changed since: model.window_size: 0 -> 8",
-        "weights that were trained elsewhere, so this run begins at step 0",
+        "the weights were trained elsewhere, so this run begins at step 0",
     )
 
 

@@ -233,7 +233,7 @@ def test_slot_reused_before_its_copy_ends_is_reported(
         sender.offer(hosts.own.slot(OWNER, 0))
     assert sender.problem
     assert kept(hosts) == []
-    assert capfd.readouterr().err.count("failed and is tried again") == 1
+    assert capfd.readouterr().err.count("failed; the next snapshot will be tried") == 1
 
 
 def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
@@ -259,7 +259,7 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
             wait_until(lambda: _is_through(sender, hosts), "a complete copy")
             sender.close()
     err = capfd.readouterr().err
-    assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1
+    assert err.count("the copy of rank 7's snapshot failed; the next snapshot will be tried: ") == 1
     assert err.count("copies of rank 7's snapshots succeed again") == 1
 
 

@@ -227,7 +227,7 @@ def test_missing_tensor_or_another_shape_is_named() -> None:
         plan_load([WantedBox("model.v", (4,), Box((0,), (4,)))], catalog)
     with pytest.raises(
         CheckpointError,
-        match=r"model\.w has shape \(4,\), this configuration requires \(5,\); use .* of its r1-manifest\.json$",
+        match=r"model\.w has shape \(4,\), and this configuration requires \(5,\); use .* of its r1-manifest\.json$",
     ):
         plan_load(want((5,), (0,), (4,)), catalog)
 

@@ -80,7 +80,7 @@ def test_missing_parameter_is_named(saved: tuple[Path, dict[str, Tensor]]) -> No
     with pytest.raises(CheckpointError, match=rf"holds no tensor model\.lm_head; .* its {manifest.name}$"):
         reader.read_parameter("lm_head")
     with pytest.raises(
-        CheckpointError, match=rf"has shape .*, this configuration requires \(3,\); .* its {manifest.name}$"
+        CheckpointError, match=rf"has shape .*, and this configuration requires \(3,\); .* its {manifest.name}$"
     ):
         reader.read_box("model.embedding.word.weight", (3,), Box((0,), (3,)))
 

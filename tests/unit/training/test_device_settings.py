@@ -65,7 +65,12 @@ def test_fullness_is_reported_once_when_the_first_steps_are_done() -> None:
     memory = CudaMemory(80 * GIB, statistics)
     reported = [memory.after_step(completed_step(index)) for index in range(100, 109)]
 
-    assert reported == ["", "", "GPU memory: tensors took 60.0 GiB at most, torch holds 64.0 of 80.0 GiB", *[""] * 6]
+    assert reported == [
+        "",
+        "",
+        "GPU memory: tensors took at most 60.0 GiB, and torch held at most 64.0 of 80.0 GiB",
+        *[""] * 6,
+    ]
     assert memory.peak_bytes() == 60 * GIB
 
 

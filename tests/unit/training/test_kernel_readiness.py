@@ -57,7 +57,7 @@ def test_present_and_missing_kernels_are_reported() -> None:
         ),
         ({}, (10, 0), BUILT, r"built for compute capability 8\.0, 9\.0a, this GPU has 10\.0: install megatrain again"),
         ({"fp8": {"recipe": "tensorwise"}}, AMPERE, BUILT, r'"tensorwise" needs a GPU of compute capability 8\.9'),
-        ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, this one'),
+        ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, and this one'),
     ],
 )
 def test_kernels_that_cannot_run_are_refused(

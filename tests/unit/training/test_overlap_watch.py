@@ -51,7 +51,7 @@ def test_warning_has_figures_and_a_hint() -> None:
     assert warned(dp_config(), {REDUCE: (20, 19.5), GATHER: (10, 2)}) == (
         "warning: parallel.overlap=true overlapped almost nothing in steps 6 to 25. grads-reduce-scatter: waited for "
         "19.500 of its 20.000 ms a step, 20% of the step. `megatrain config check --dry-run` shows what this layout "
-        "can overlap, `megatrain diag explain` what a step waits for"
+        "can overlap, and `megatrain diag explain` shows what a step waits for"
     )
 
 
