@@ -140,7 +140,7 @@ def _trend(trend: Trend | None, factor: float, unit: str) -> str:
 
 def _hours(found: Drift) -> str:
     if found.hours is None:
-        return "not known: the steps cover less than a day"
+        return "not known: the steps cover less than 20 hours, or are too few"
     if not found.hours.is_notable:
         return "no difference"
     return f"slowest at {found.hours.slowest:02d}:00 UTC, {found.hours.excess:+.1%} over the median hour"

@@ -53,7 +53,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyze a trace file or the events of a job. Raises: DataError, UsageError."""
+    """Analyze a trace file or the events of a job. Raises: DataError, NotFoundError, UsageError."""
     from megatrain_diagnostics.analysis.whatif import make_model, what_if
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 

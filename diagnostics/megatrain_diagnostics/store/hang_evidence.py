@@ -94,7 +94,7 @@ def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEv
     """Return the kept evidence of a broken round, the newest if `round_number` is None; None if nothing is kept.
 
     Executors' evidence replaces that of black boxes: it is from the time of the stall, while black boxes were copied
-    when the processes were killed.
+    when the processes were killed. Raises: DataError if files are kept, but none of them can be read.
     """
     found = kept_rounds(run)
     if round_number is None:

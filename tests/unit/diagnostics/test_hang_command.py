@@ -172,7 +172,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["stacks"]["outliers"], found["stacks"]["shared"]["kind"]) == ([1], "rank")
     assert main(["diag", "hang", str(tmp_path / "events")]) == 0
     text = capsys.readouterr().out
-    assert "2 wait (ranks 0, 2): comm/group.py finish < training/step_loop.py train" in text
+    assert "2 waiting (ranks 0, 2): comm/group.py finish < training/step_loop.py train" in text
     assert "the outliers (rank 1) share rank 1 (1 rank)" in text
 
 
