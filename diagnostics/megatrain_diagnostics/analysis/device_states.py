@@ -195,7 +195,7 @@ class LinkState:
         elif row["speed_mbps"] < self.best_mbps:
             yield f"runs at {row['speed_mbps'] / 1000:g} Gbit/s, down from {self.best_mbps / 1000:g}", None
         elif downs.grown:
-            yield f"lost its connection within the hour: {downs.grown} changes", downs.since_s
+            yield f"lost its connection within the hour: {count_text(downs.grown, 'change')}", downs.since_s
         errors = [self.counters[name] for name in ("rx_errors", "tx_errors", "symbol_errors")]
         count = sum(error.grown for error in errors)
         if count >= LIMITS.link_errors:
