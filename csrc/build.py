@@ -155,7 +155,7 @@ def library_flags(torch: Path) -> list[str]:
 
 
 def find_nvcc() -> Path | None:
-    """Return nvcc from PATH, CUDA_HOME, NVIDIA's default place or the package nvidia-cuda-nvcc; None if not found."""
+    """Return nvcc from PATH, CUDA_HOME, NVIDIA's default directory or the package nvidia-cuda-nvcc, or None."""
     on_path = shutil.which("nvcc")
     candidates = [Path(on_path)] if on_path else []
     candidates += [Path(home) / "bin/nvcc" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]

@@ -57,7 +57,7 @@ typedef void (*Work)(const void *call, int64_t start, int64_t stop);
 typedef struct {
   Work work;
   const void *call;
-  int64_t num_elements, size; /* of a part */
+  int64_t num_elements, size; /* size: of a part */
   int64_t num_parts;
   atomic_llong next; /* the first part that no thread has taken */
 } Parts;

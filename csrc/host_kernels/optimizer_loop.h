@@ -1,4 +1,4 @@
-/* One loop over elements. optimizer_step.c includes this file once for each combination of types, which it defines. */
+/* One loop over elements. optimizer_step.c defines the types and includes this file, once for each combination. */
 
 #define LOOP_PASTED(name, suffix) name##suffix
 #define LOOP_NAMED(name, suffix) LOOP_PASTED(name, suffix)

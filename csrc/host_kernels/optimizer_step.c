@@ -34,7 +34,7 @@ typedef struct {
   double new_square_share;     /* 1 - beta2 */
   double root_correction;      /* the root of the second moment's bias correction */
   double eps;
-  double decay;                /* AdamW: the factor of decayed weights; LAMB: their share of the direction */
+  double decay;                /* AdamW: the factor of decayed weights; LAMB: their factor in the direction */
   double correction;           /* AdamW: -lr / the first moment's bias correction; LAMB: that correction */
 } Step;
 ARGUMENT_OF(megatrain_optimizer_step, Step);

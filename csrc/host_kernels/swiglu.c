@@ -31,11 +31,11 @@ INLINE float power_of_two(int32_t exponent) {
   return value;
 }
 
-/* e^x = 2^n * e^r, where n is an integer and |r| <= log(2) / 2. The series of e^r is off by 7e-9 of it at most. */
+/* e^x = 2^n * e^r, where n is an integer and |r| <= log(2) / 2. The relative error of e^r's series is at most 7.3e-9. */
 INLINE float exponential(float x) {
   const float most = 104.0f; /* e^104 is infinite in fp32, and e^-104 is 0 */
   const float bounded = x > most ? most : x < -most ? -most : x; /* NaN stays NaN */
-  const float integers = 0x1.8p23f; /* a sum with this number is rounded to an integer, in its lowest bits */
+  const float integers = 0x1.8p23f; /* a sum with this number is rounded to an integer, which its lowest bits hold */
   const float shifted = fmaf(bounded, 0x1.715476p0f, integers);
   const float n = shifted - integers;
   const float r = fmaf(n, -0x1.7f7d1cp-20f, fmaf(n, -0x1.62e4p-1f, bounded)); /* log(2) in two parts */

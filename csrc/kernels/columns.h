@@ -25,7 +25,7 @@ struct WalkShape {
   int64_t groups() const { return blocks / walk.tiles * block.y; }  // of threads, which divide the rows among themselves
 };
 
-// out [columns] = sum of parts [num_parts, columns] over the parts, in their order.
+// out [columns] = sum of parts [num_parts, columns] over the parts, in an order that depends only on their number.
 template <typename T>
 cudaError_t launch_column_sum(cudaStream_t stream, const wide_t<T>* parts, T* out, int64_t num_parts, int64_t columns);
 

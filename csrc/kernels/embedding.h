@@ -17,10 +17,10 @@ struct LookUp {
 
 cudaError_t launch_look_up(cudaStream_t stream, const LookUp& p);
 
-// How gradients are summed: tokens are sorted, so equal ones form a run. A block sums the runs of PART_ROWS places, for
-// some columns. A run within one part is added to the table at once. For a run over several parts, the sum of each part
-// goes to `parts`, and sum_parts adds these in order afterwards. So a frequent token makes no block slower than the
-// others, and each element of the table has one writer.
+// How gradients are summed: tokens are sorted, so equal ones form a run. A part is PART_ROWS sorted tokens. A block sums
+// the runs of one part, for some columns. A run within one part is added to the table at once. For a run over several
+// parts, the sum of each part goes to `parts`, and sum_parts adds these afterwards, in the order of the parts. So a
+// frequent token makes no block slower than the others, and each element of the table has one writer.
 constexpr int PART_ROWS = 32;
 
 template <typename T, typename W>

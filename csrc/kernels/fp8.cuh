@@ -20,8 +20,8 @@ __device__ __forceinline__ unsigned quantize_pair(float a, float b) {
 
 constexpr float LARGEST_SCALE = 0x1p126f;  // the largest power of 2 whose inverse is a normal number
 
-// The scale that maps the largest magnitude to the largest number of the format. 1 if all are zero. NaN and infinity remain
-// visible.
+// The scale that maps the largest magnitude to the largest number of the format, at most LARGEST_SCALE. 1 if all are
+// zero. NaN and infinity remain visible.
 template <__nv_fp8_interpretation_t FORMAT>
 __device__ __forceinline__ float scale_for(float largest) {
   if (largest == 0.0f) return 1.0f;

@@ -183,7 +183,8 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward(const NormBack
   }
 }
 
-// The same for rows of any length: rows are read twice, and the sums of columns are in memory. A block handles one row.
+// The same for rows of any length: rows are read twice, and the sums of columns are in memory. A block handles one row
+// at a time.
 template <typename T, bool IS_CENTERED>
 __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward_long(const NormBackward<T> p) {
   using A = wide_t<T>;

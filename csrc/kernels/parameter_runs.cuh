@@ -7,7 +7,7 @@ namespace megatrain {
 
 // The run that contains `position`; runs.count in the padding.
 __device__ __forceinline__ int run_at(const ParameterRuns& runs, int64_t position) {
-  int low = 0, high = runs.count;  // searches the first run that ends after `position`
+  int low = 0, high = runs.count;  // searches for the first run that ends after `position`
   while (low < high) {
     const int middle = (low + high) / 2;
     if (runs.borders[middle + 1] <= position) {

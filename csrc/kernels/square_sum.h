@@ -1,4 +1,4 @@
-// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact in fp64, and no sum overflows.
+// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact in fp64, and their sum does not overflow.
 #pragma once
 
 #include "elements.h"

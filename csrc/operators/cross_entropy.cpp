@@ -1,4 +1,4 @@
-// cross_entropy_statistics and cross_entropy_gradient_: the passes before and after ranks combine their statistics.
+// cross_entropy_statistics and cross_entropy_gradient_: the passes before and after the ranks combine their statistics.
 #include "../kernels/cross_entropy.h"
 
 #include "torch_side.h"

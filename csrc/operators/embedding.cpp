@@ -48,7 +48,7 @@ struct Sorted {
   Tensor values, places;
 };
 
-// Sorts ascending and stably. 32 bits halve the passes of a radix sort.
+// Sorts stably, in ascending order. A radix sort of 32 bits has half as many passes as one of 64 bits.
 Sorted sorted(const Tensor& tokens) {
   const Tensor keys = torch::stable::to(tokens, ScalarType::Int);
   std::array<StableIValue, 4> stack{torch::stable::detail::from(keys), torch::stable::detail::from(std::optional<bool>(true)),

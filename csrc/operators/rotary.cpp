@@ -41,7 +41,7 @@ Side side_of(P* place, const Heads& heads) {
   return {place + heads.first * stride(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-// Rotates or moves the first 2 or 3 of queries, keys and values from one place to another.
+// Rotates queries and keys from one place to another, and moves values if `from` has them as its third kind.
 void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, const std::vector<Heads>& to, const Tensor& cos,
          const Tensor& sin, bool is_inverse) {
   const Tensor& x = *from[0].tensor;

@@ -152,7 +152,7 @@ class StoreWatch:
         """Create the directory again if it was removed."""
         try:
             if self._store.retake():
-                _logger.error("%s was removed from outside: the events stored there are lost, new ones are stored",
+                _logger.error("%s was removed from outside: the events stored there are lost; new events are stored",
                               self._store.directory)  # fmt: skip
             self.problem = ""
         except StoreError as error:

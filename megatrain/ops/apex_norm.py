@@ -1,8 +1,8 @@
 """LayerNorm and RMSNorm by NVIDIA apex, with the interface of megatrain.ops.normalization.
 
-apex normalizes one tensor. So torch adds the residual before the norm, and autograd adds the gradients of both results:
-one more pass over memory in each direction than with megatrain's kernels. The sum, which is saved for backward, is
-bitwise the same.
+apex normalizes one tensor. So torch adds the residual before the norm, and autograd adds the gradients of both results.
+Compared with megatrain's kernels, that is one more pass over memory in forward and two in backward. The sum, which is
+saved for backward, is bitwise the same.
 Shapes: S sequence, B micro-batch, H hidden (any dims may come before H).
 """
 

@@ -105,12 +105,13 @@ def choose_attention(case: AttentionCase, wanted: str = "auto", *, is_strict: bo
                 which = "all S * S scores" if backend is Backend.DENSE else "the scores of a block of queries"
                 why = reason or f'kernels.attention="{wanted}"'
                 problem = f"kernels.strict=true, and attention would write out {which}: {why}"
-                raise ConfigError([f"{problem}; use strict=false, or a model or GPU that has a kernel"])
+                raise ConfigError([f"{problem}; use kernels.strict=false, or a model or GPU that has a kernel"])
             return AttentionChoice(backend, reason, is_fallback)
         if backend not in (Backend.CPU, Backend.BLOCKS):  # these two are not expected on a GPU or without a soft cap
             refusals.append(f"not {backend}: {refusal}")
+    reasons = "; ".join(refusals)
     raise ConfigError(
-        [f'kernels.attention="{wanted}" does not support this model: {"; ".join(refusals)}; use attention="auto"']
+        [f'kernels.attention="{wanted}" does not support this model: {reasons}; use kernels.attention="auto"']
     )
 
 
@@ -160,7 +161,7 @@ def _needs_gpu(case: AttentionCase, capability: tuple[int, int]) -> str:
         return f"the device is {case.device_type}"
     if case.capability < capability:
         needed, found = (f"{major}.{minor}" for major, minor in (capability, case.capability))
-        return f"it needs compute capability {needed}, the GPU has {found}"
+        return f"it needs compute capability {needed}, and the GPU has {found}"
     return ""
 
 

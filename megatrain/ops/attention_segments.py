@@ -17,7 +17,7 @@ from torch import Tensor
 from megatrain.ops.documents import PackedDocuments
 
 _SHORT = 128
-"""Successive documents of at most this many tokens in total are one segment: a call takes as long as 128 tokens."""
+"""Successive documents of at most this many tokens in total are one segment: a call costs as much as 128 tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

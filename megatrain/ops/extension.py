@@ -78,7 +78,7 @@ def missing_capability(architectures: tuple[str, ...], capability: tuple[int, in
     """Return why a GPU of `capability` cannot run code built for `architectures`, or "" if it can.
 
     Code for 8.0 runs on every 8.x. Code for a family, such as 10.0f, runs on every 10.x. Code for 9.0a, and its PTX,
-    runs only on 9.0. Other PTX runs on every later capability.
+    runs only on 9.0. PTX for a capability without a letter runs on every later one.
     """
     for architecture in architectures:
         found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", architecture)
@@ -91,6 +91,6 @@ def missing_capability(architectures: tuple[str, ...], capability: tuple[int, in
             return ""
     wanted = f"{capability[0]}.{capability[1]}"
     return (
-        f"megatrain._C is built for compute capability {', '.join(architectures)}, this GPU has {wanted}: "
+        f"megatrain._C is built for compute capability {', '.join(architectures)}; this GPU has {wanted}: "
         f"install megatrain again with TORCH_CUDA_ARCH_LIST={wanted}"
     )

@@ -56,9 +56,9 @@ def declare(
     """Define the operator `schema` and return the function that calls it.
 
     check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
-    fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the implementation on
-    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: replaces the reference for
-    tensors on the CPU that have elements.
+    fake; kernels make the same checks, with messages that begin alike. fake: returns empty results. cuda: the
+    implementation on CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: replaces
+    the reference for tensors on the CPU that have elements.
     """
 
     def checked_reference(*args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Five steps of a quintic Newton-Schulz iteration: X <- a X + b (X X^T) X + c (X X^T)^2 X. Each step maps every singular
 value s to a s + b s^3 + c s^5 and leaves the singular vectors. The coefficients make the slope at 0 steep instead of
-making the iteration converge: from a normalised matrix, singular values of 0.01 and more end between 0.68 and 1.14.
+making the iteration converge: from a normalized matrix, singular values of 0.01 and more end between 0.68 and 1.14.
 The work is matrix multiplications only, in the matrix's dtype. Source: Keller Jordan, Muon, 2024.
 Shapes: R rows, C columns.
 """

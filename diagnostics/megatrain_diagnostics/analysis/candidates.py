@@ -1,9 +1,9 @@
 """Finds the ranks that compute, wait for data or collect garbage longer than their peers over a window of steps.
 
-Slow compute is slow in most steps, so its median over the window is used. Waiting for data and garbage collection occur
-only in some steps, so their mean is used. The score is the excess divided by the spread of the peers or by the
-uncertainty of the rank's own median, whichever is larger. The threshold of 10 % comes from Greyhound. megatrain defines
-the score, and compares a rank only with peers that do the same work.
+A rank whose compute is slow is slow in most steps, so the median over the window is used. Waiting for data and garbage
+collection occur only in some steps, so their mean is used. The score is the excess divided by the spread of the peers
+or by the uncertainty of the rank's own median, whichever is larger. The threshold of 10 % comes from Greyhound.
+megatrain defines the score, and compares a rank only with peers that do the same work.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[in
     """Return the first step of a slow period, the number of compared steps from it on, and how many of these are slow.
 
     It is the earliest slow step from which on a sufficient fraction of the steps is slow (five eighths for compute, one
-    eighth otherwise). For compute, all but one of the first four steps must be slow too.
+    eighth otherwise). For compute, all but one of the first four steps must be slow too. If there is no such step, it
+    is the last step.
     """
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])

@@ -25,7 +25,8 @@ _HAZARD = 1.0 / 250.0
 _LOG_HAZARD = math.log(_HAZARD)
 _LOG_NO_HAZARD = math.log1p(-_HAZARD)
 _MAX_RUN_LENGTHS = 60
-"""Limit of the possible ages of the current level. Beyond twice this number, only the likeliest ones are kept."""
+"""Once there are more than twice this number of possible ages of the current level, this many are kept: the likeliest.
+The age of the whole series is always kept too."""
 _OUTLIER_SPREADS = 3.0
 _CERTAIN = 4.0
 """Number of standard errors of a level that a shift must exceed."""

@@ -6,10 +6,10 @@ at which the rank's CPU thread noticed it. Then an end is known only if the CPU 
 exchange that was overlapped has no known transfer time. The end of the member that began last is not used either,
 because its peers' data may already be in the receive buffers.
 
-Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over
-time; bus bandwidth multiplies it by the part that each link carries: 2(n-1)/n in an all-reduce, (n-1)/n in an
-all-gather or reduce-scatter, 1 in a message between two ranks. Groups and links more than 10 % slower than the median
-of their kind are reported (Greyhound).
+Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector
+divided by the transfer time; bus bandwidth multiplies it by the part that each link carries: 2(n-1)/n in an
+all-reduce, (n-1)/n in an all-gather or reduce-scatter, 1 in a message between two ranks. Groups and links more than
+10 % slower than the median of their kind are reported (Greyhound).
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ class Communication:
     slow: SlowLinks
     num_exchanges: int
     num_incomplete: int
-    """Exchanges without the spans of all members, so that their transfer time is not known."""
+    """Exchanges without the span of a member, or without its end, so that their transfer time is not known."""
     num_too_short: int
     """Exchanges that ended before the last member began, because the clocks are not aligned well enough."""
     num_hidden: int
-    """Exchanges timed by the CPU clock whose end no earlier member waited for: their transfer time is not known."""
+    """Exchanges timed by the CPU clock: no member that began before the last one waited for the end, so the transfer
+    time is not known."""
     notes: tuple[str, ...]
 
 
@@ -161,7 +162,7 @@ def bus_factor(operation: int, num_ranks: int) -> float:
 
 
 def classes_of(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
-    """Return a number for each exchange, equal for exchanges of the same kind of group, members, operation and size."""
+    """Return a number for each exchange, equal for the same kind of group, operation and range of sizes."""
     names = {name: place for place, name in enumerate(sorted({group.name for group in exchanges.groups}))}
     of_group = np.array([names[group.name] for group in exchanges.groups], dtype=np.int64)
     size = np.digitize(whole_bytes(spans, exchanges, chosen), _LIMITS_BYTES)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.host_verdict import Cause
+from megatrain.formatting import count_text
 from megatrain_diagnostics.analysis.device_states import LIMITS, gpu_name, mhz_text
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -114,7 +115,8 @@ def _of_link(rows: NetworkLinks) -> str:
         return f"runs at {now / 1000:g} Gbit/s, down from {best / 1000:g}"
     if grown["downs"] or errors >= LIMITS.link_errors:
         return (
-            f"had {errors:,} errors (threshold: {LIMITS.link_errors:,}) and changed its state {grown['downs']:,} times"
+            f"had {count_text(errors, 'error')} (threshold: {LIMITS.link_errors:,}) and changed its state "
+            f"{count_text(grown['downs'], 'time')}"
         )
     return ""
 

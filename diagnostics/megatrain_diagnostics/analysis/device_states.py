@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatrain.contracts.records.diag_records import DeviceProblem, DeviceProblemKind
+from megatrain.formatting import count_text
 from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import XidKind, xid_of
 
@@ -135,7 +136,7 @@ class GpuState:
         if errors.grown:
             yield (
                 failing,
-                f"had {errors.grown} uncorrected memory errors within the hour: evict its host",
+                f"had {count_text(errors.grown, 'uncorrected memory error')} within the hour: evict its host",
                 errors.since_s,
             )
 
@@ -194,7 +195,7 @@ class LinkState:
         elif row["speed_mbps"] < self.best_mbps:
             yield f"runs at {row['speed_mbps'] / 1000:g} Gbit/s, down from {self.best_mbps / 1000:g}", None
         elif downs.grown:
-            yield f"lost its connection within the hour: {downs.grown} changes", downs.since_s
+            yield f"lost its connection within the hour: {count_text(downs.grown, 'change')}", downs.since_s
         errors = [self.counters[name] for name in ("rx_errors", "tx_errors", "symbol_errors")]
         count = sum(error.grown for error in errors)
         if count >= LIMITS.link_errors:
@@ -215,7 +216,7 @@ def xid_problem(row: Row) -> DeviceProblem | None:
 
 
 def slowdown_text(row: Row) -> str:
-    """Return why and how much a GPU is slowed down: "hardware thermal slowdown, 91 C, SM clock 1,050 of 1,980 MHz"."""
+    """Return why and how far a GPU is slowed: "hardware thermal slowdown, 91 C, SM clock 1,050 MHz of 1,980 MHz"."""
     parts = [throttle_text(_bits(row["throttle_reasons"]) & FAULTY_REASONS)]
     if not math.isnan(row["temperature_c"]):
         limit = row["slowdown_temperature_c"]

@@ -76,7 +76,7 @@ class Drift:
     step_trend: Trend | None
     changes: tuple[LevelChange, ...]
     rate: float
-    """Work per second and rank, median; 0: not known."""
+    """Median of the work per second, in the unit `rate_name`; 0: not known."""
     rate_name: str
     """"FLOP/s of a rank" or "tokens/s"."""
     peak_flops: float

@@ -1,7 +1,8 @@
 """Finds the operations whose time changed when the level of the step time changed.
 
 A rank that computes longer makes all others wait in their collectives, so the victims have the longest sums. Therefore
-own work is measured on the rank where it grew the most, and communication on the member of each group that waits least.
+own work is measured on the rank where it grew the most, and communication on the member of each group where it grew the
+least.
 Own work is considered first as the cause, then collectives, then the links of the pipeline. If none of them explains
 the change, ranks begin at different times from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
 operators). Operations whose end the host detects late are left out: sends, and the small all-reduces of counts
@@ -146,7 +147,7 @@ def groups_of(operation: Operation, layout: Layout) -> Int64:
 
 
 def _of_groups(change: Float64, groups: Int64, delta_s: float) -> Float64:
-    """Return for each rank the change of the member of its group that waits least."""
+    """Return for each rank the least change among the members of its group, in the direction of `delta_s`."""
     sign = 1.0 if delta_s >= 0 else -1.0
     least = np.full(int(groups.max()) + 1, np.inf)
     known = np.isfinite(change)

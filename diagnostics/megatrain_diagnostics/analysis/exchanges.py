@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
+from megatrain.formatting import count_text
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_diagnostics.events.rows import begins_run, is_any_of
 from megatrain_diagnostics.events.tables import NO_DURATION, Int8, Int32, Int64, Spans
@@ -62,11 +63,13 @@ class Exchanges:
         found = []
         if self.num_contradicting:
             found.append(
-                f"{self.num_contradicting} communication spans match no span of a peer: which rank waited "
-                "there is not known"
+                f"{count_text(self.num_contradicting, 'communication span')} without a matching span of a peer: "
+                "which rank waited there is not known"
             )
         if self.num_unknown:
-            found.append(f"{self.num_unknown} spans of unknown groups: which rank waited there is not known")
+            found.append(
+                f"{count_text(self.num_unknown, 'span')} whose group is not known: which rank waited there is not known"
+            )
         return tuple(found)
 
     def arrived_ns(self, spans: Spans) -> Int64:

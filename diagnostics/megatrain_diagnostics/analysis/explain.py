@@ -70,7 +70,7 @@ class StepExplanation:
     stages: tuple[Breakdown, ...]
     ranks: tuple[Breakdown, ...]
     num_missing: int
-    """Ranks of the layout without any event of this step."""
+    """Ranks of the layout for which the time of this step is not known."""
     last: tuple[LastArrival, ...]
     """The ranks that others waited for, the worst first."""
     overlaps: tuple[Overlap, ...]

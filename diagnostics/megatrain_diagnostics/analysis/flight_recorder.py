@@ -127,7 +127,10 @@ def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tupl
 
 
 def flight_activities(dumps: Iterable[FlightDump]) -> dict[int, RankActivity]:
-    """Return rank -> its positions in groups, and the newest call that has started and is not completed."""
+    """Return rank -> its positions in groups, and the newest call that has started and is not completed.
+
+    If no open call has started, it is the newest open call.
+    """
     found = {}
     for dump in dumps:
         open_calls = [call for call in dump.calls if not call.is_over]

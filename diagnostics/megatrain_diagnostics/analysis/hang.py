@@ -73,7 +73,10 @@ def group_key(group: GroupMembers | GroupRecord) -> str:
 
 
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
-    """Return key -> members, sorted, of all groups that ranks reported, without groups larger than the layout."""
+    """Return key -> sorted members, for the groups that ranks reported with their members.
+
+    Groups larger than the layout are left out.
+    """
     world_size = roster.layout.world_size
     return {
         group_key(group): tuple(rank for rank in sorted(group.ranks) if 0 <= rank < world_size)
@@ -83,7 +86,10 @@ def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
 
 
 def activities_of_spans(spans: Spans, roster: Roster) -> dict[int, RankActivity]:
-    """Return the positions of ranks from their spans: for each group the newest begun and the newest ended exchange."""
+    """Return the positions of ranks from their spans.
+
+    A position is, for each group, the newest exchange that began, and the newest one before the first open exchange.
+    """
     rows = np.flatnonzero((spans.round == roster.round) & (spans.group > 0))
     positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
     for rank, group, entered, finished in _newest_places(spans, rows):
@@ -177,7 +183,7 @@ def _suspect(
         evidence = (
             process
             if missed is None
-            else (f"{process}; {len(missed.waiting)} wait for it in collective {missed.sequence} of {missed.group}")
+            else (f"{process}; {len(missed.waiting)} waiting for it in collective {missed.sequence} of {missed.group}")
         )
     elif activity is None or rank in report.silent:
         evidence = "logs nothing"
@@ -185,6 +191,6 @@ def _suspect(
         evidence = reason
     else:
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
-        evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
+        evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} waiting in it"
     doing = "" if activity is None else activity.in_flight or activity.phase
     return Suspect(rank, roster.host_of(rank), at, -1 if activity is None else activity.step, doing, evidence)

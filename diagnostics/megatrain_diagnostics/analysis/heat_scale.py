@@ -26,8 +26,8 @@ NUM_LEVELS = 255
 LARGEST_Z = 1000.0
 _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
-"""Fraction of the cells beyond each end of the colour range, so that one extreme value does not make all others look
-alike."""
+"""With scale `absolute`, the fraction of the cells beyond each end of the colour range, so that one extreme value does
+not make all others look alike."""
 _MIN_ABOVE = 0.2
 """With scale `relative`, the colour range reaches at least this far above 1, which is a value equal to the peers."""
 _WIDTH_OF_NOISE = 8.0
@@ -36,8 +36,8 @@ not due to chance, because the map shows slow ranks."""
 _Z_ABOVE = 8.0
 """With scale `z`, the range ends this many spreads above the peers."""
 _BELOW = 0.25
-"""The reach of the range below the peers, as a fraction of its reach above them. So the middle of the range is three
-spreads above the peers; the page paints all lower values with the same colour."""
+"""The reach of the range below the peers, as a fraction of its reach above them. So with scale `z` the middle of the
+range is three spreads above the peers. The page paints all lower values with the same colour."""
 
 
 class Scale(StrEnum):

@@ -100,7 +100,7 @@ class StepHistory:
             dp_transfer_s=zeros(*self._of_dp.shape[:2], dtype=np.float64),
             tp_transfer_s=zeros(*self._of_tp.shape[:2], dtype=np.float64),
         )
-        """A ring: step number n of all is at n mod `num_steps`."""
+        """A ring: the n-th compared step, counted from 0, is at n mod `num_steps`."""
 
     def __len__(self) -> int:
         return min(self._count, self._num_steps)

@@ -5,9 +5,9 @@ first day as on the thirtieth. An analysis of a finished job feeds the same clas
 
 The straggler score is one number per rank and per host, the same on the page, in metrics, verdicts and commands. A
 rank's score is how far its own compute is above its peers over the newest compared steps, in spreads (`candidates`).
-If a finding names the rank, for instance because of its data or its garbage collection, and has a greater score, the
-score of the finding is used. A host's score is the greatest score of its ranks, or of the ranks that a finding names.
-No score is below 0.
+If a finding names the rank, for instance because of its garbage collection, and has a greater score, the score of the
+finding is used. A host's score is the greatest score of its ranks, or of the ranks that a finding names. Findings about
+waits for data do not count, because the host is not slow. No score is below 0.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class LiveDetection:
 
 
 def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
-    """Return whether a rank was slow in some of the newest steps: a cheap check before the thorough one."""
+    """Return whether a rank was slow in half of the newest steps or more: a cheap check before the thorough one."""
     least = thresholds.excess * window.scale
     for aspect in (Aspect.COMPUTE, Aspect.DATA, Aspect.GC):
         seen = (window.excess[:, aspect] >= least).sum(axis=0)

@@ -38,7 +38,7 @@ class LoggedFailure:
     rule: str
     line: str
     at_ns: int
-    """Time of `line` by the host's clock; time of the rank's last line if `line` is not found."""
+    """Time of `line` by the host's clock; time of the rank's last line if `line` is not found; 0 without any line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,10 @@ def matching_lines(logs: LogLines, pattern: re.Pattern[str] | None) -> Selection
 
 
 def newest_logged(source: EventSource) -> int:
-    """Return the newest round with output; a round that failed before its ranks reported has only log lines."""
+    """Return the newest round in which ranks reported, or a later one that has only log lines.
+
+    A round that failed before its ranks reported has only log lines.
+    """
     ranks = source.read(Ranks)
     if not num_rows(ranks):
         return int(max(source.read(LogLines).round, default=0))

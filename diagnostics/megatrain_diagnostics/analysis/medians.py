@@ -15,7 +15,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 def medians(values: NDArray[Any], axis: int) -> Floats:
-    """Return the medians along an axis with at least one place; NaN where one of the values is NaN.
+    """Return the medians along an axis with at least one element; NaN where one of the values is NaN.
 
     Shapes: the result is that of `values` without the axis.
     """

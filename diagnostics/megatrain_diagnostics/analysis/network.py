@@ -3,8 +3,8 @@
 The rank of a group with the least time in its collectives arrived last, so its time is nearly the transfer alone. This
 needs no aligned clocks. A group is compared with other groups of its kind, by time per byte, and with its own past. A
 slow pipeline link is not found in this way, because it shows only in receives. So the network is also reported, by
-elimination, if steps became longer and no rank spends more time on compute, data or garbage collection. A host is
-named if it is in all slow groups and in no other group.
+elimination, if steps became longer and no rank spends more time on compute, data or garbage collection. The hosts that
+are in all slow groups and in no other group are named; if there are none, the hosts in all slow groups, or else in any.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlowNetwork:
     kind: str
     """"data-parallel", "tensor-parallel", or "waiting", which is found by elimination."""
     hosts: tuple[str, ...]
-    """Hosts that may be the cause; a single one if it is certain."""
+    """Hosts that may be the cause; a single one if it is certain; none for "waiting"."""
     ranks: tuple[int, ...]
     excess_s: float
     now_s: float

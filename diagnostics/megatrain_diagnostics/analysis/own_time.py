@@ -2,7 +2,7 @@
 
 Forward and backward passes contain tensor-parallel collectives, which wait for the other tp ranks, so their time is
 subtracted from compute. Collectives and receives end only when other ranks have arrived, so they are waiting. Of
-overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
+each kind of overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
 
 Replicas may have unequal numbers of micro-batches (docs/adr/0075-step-plan.md). A rank with more of them computes
 longer on any host, so compute is compared as if all ranks had the same number. How much faster a step would be without

@@ -98,8 +98,10 @@ def _are(ranks: list[int]) -> str:
 def stage_sentences(finding: Finding, num_stages: int, has_risen: bool) -> Finding:
     """Return the finding of a slow stage with its evidence as sentences."""
     last = " (the last stage, which also computes the loss)" if finding.stage == num_stages - 1 else ""
+    count = len(finding.ranks)
+    who, verb = ("the only rank", "computes") if count == 1 else (f"all {count} ranks", "compute")
     first = (
-        f"all {len(finding.ranks)} ranks of stage {finding.stage}{last} compute {_ms(finding.excess_s)} a step longer "
+        f"{who} of stage {finding.stage}{last} {verb} {_ms(finding.excess_s)} a step longer "
         f"than the other stages: {100 * finding.excess:.0f} %, in {finding.num_seen} of {finding.num_steps} steps"
     )
     sentences = [first]

@@ -2,7 +2,7 @@
 
 Stacks are normalized (without line numbers, other numbers, and paths above the package) and grouped by equality; then
 groups with nearly the same frames are merged. Ranks that wait in an exchange are victims. The other ranks are the
-outliers, if they are not the majority. If all ranks wait, or none does, the ranks of small groups are the outliers. A
+outliers, if they are not the majority. If all ranks wait, or most do not, the ranks of small groups are the outliers. A
 rank without a dump is an outlier too, because it could not write one. The smallest parallel group with all outliers is
 the one to evict (ByteRobust sec. 5, stack aggregation and over-eviction).
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from megatrain.contracts.layout import REPLICAS, STAGES, Layout
+from megatrain.formatting import count_text
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Stacks
 
@@ -23,7 +24,7 @@ MAIN_THREAD = "MainThread"
 _ALIKE = 0.9
 """Fraction of the frames that stacks of one group must share: the depth of library frames differs while waiting."""
 _DOMINANT = 0.5
-"""If all ranks wait, or none: groups of at least this fraction of the largest group are healthy."""
+"""If all ranks wait, or most do not: groups of at least this fraction of the largest group are healthy."""
 _MAX_DISTINCT = 512
 """Limit of the different stacks that are compared for similarity; the rarest stacks beyond it are not merged."""
 _LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
@@ -103,7 +104,11 @@ def find_outliers(stacks: Mapping[int, str], roster: Roster, asked: Iterable[int
     odd, reason = _odd_ones(clusters)
     outliers = tuple(sorted({*odd, *undumped}))
     if undumped:
-        reason = f"{reason}; {len(undumped)} without a dump" if odd else f"{len(undumped)} ranks have no dump"
+        reason = (
+            f"{reason}; {len(undumped)} without a dump"
+            if odd
+            else f"{count_text(len(undumped), 'rank')} without a dump"
+        )
     shared = smallest_group(outliers, roster) if outliers else None
     return StackFinding(clusters, outliers, undumped, shared, reason)
 
@@ -177,7 +182,7 @@ def _odd_ones(clusters: tuple[StackCluster, ...]) -> tuple[set[int], str]:
     waiting = sum(len(stack_cluster.ranks) for stack_cluster in clusters if stack_cluster.is_waiting)
     working = {rank for stack_cluster in clusters if not stack_cluster.is_waiting for rank in stack_cluster.ranks}
     if waiting and working and len(working) <= waiting:
-        return working, f"{waiting} ranks wait in a collective or a transfer, {len(working)} do not"
+        return working, f"{count_text(waiting, 'rank')} waiting in a collective or a transfer, {len(working)} not"
     sizes = [len(stack_cluster.ranks) for stack_cluster in clusters]
     small = {
         rank
@@ -186,5 +191,5 @@ def _odd_ones(clusters: tuple[StackCluster, ...]) -> tuple[set[int], str]:
         for rank in stack_cluster.ranks
     }
     if small:
-        return small, f"{len(small)} ranks have another stack than most"
+        return small, f"{count_text(len(small), 'rank')} with another stack than most"
     return set(), "no stack differs from the others"

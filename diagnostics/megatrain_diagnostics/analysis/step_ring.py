@@ -35,7 +35,7 @@ class RingCounters:
     num_ahead: int = 0
     """Rows of steps far ahead of the other ranks."""
     num_wrong: int = 0
-    """Rows with an impossible rank, operation or duration."""
+    """Rows with an impossible rank, step, operation or duration."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class StepRow:
 
 
 def rows_of(wanted: Iterable[Operation], numbers: Sequence[int]) -> list[int]:
-    """Return the places of operations in a list of operation numbers; those that are not in it are left out."""
+    """Return the indices of operations in a list of operation numbers; those that are not in it are left out."""
     return [numbers.index(operation.number) for operation in wanted if operation.number in numbers]
 
 

@@ -36,9 +36,9 @@ class StepSeries:
     gc_seconds: Float64
     """The longest time that a rank spent in garbage collection."""
     work: Float64
-    """Work of a rank in the step; 0: not known."""
+    """Work in the step, in the unit `work_name`; 0: not known."""
     work_name: str
-    """The unit of `work`: "FLOP", "tokens" of all ranks, or "" if the work is not known."""
+    """The unit of `work`: "FLOP" (of a rank), "tokens" (of all ranks), or "" if the work is not known."""
     peak_flops: float
     """Peak of a device in FLOP/s; 0: not known."""
     num_left_out: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
-from megatrain.formatting import ranks_text
+from megatrain.formatting import count_text, ranks_text
 from megatrain_diagnostics.analysis.confirmed_steps import steps_of_several_ranks
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.window_pieces import Windows
@@ -76,7 +76,8 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     is_known = (spans.rank >= 0) & (spans.rank < roster.layout.world_size)
     is_known &= (spans.duration_ns >= NO_DURATION) & (spans.duration_ns < _LONGEST_NS)
     if not is_known.all():
-        notes.append(f"left out {int((~is_known).sum())} spans of ranks outside the layout or of impossible duration")
+        num_left_out = count_text(int((~is_known).sum()), "span")
+        notes.append(f"left out {num_left_out} of ranks outside the layout or of impossible duration")
         spans = select(spans, is_known)
     steps, of_step = np.unique(spans.step, return_inverse=True)
     of_step = of_step.reshape(-1)
@@ -88,8 +89,8 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     is_near = (np.abs(spans.start_ns - middle[of_step]) < _FARTHEST_NS) | (spans.step < 0)
     if not is_near.all():
         notes.append(
-            f"left out {int((~is_near).sum())} spans more than an hour away from the rest of their step: the clock of "
-            f"{ranks_text(spans.rank[~is_near].tolist(), _MAX_NAMED)} jumped"
+            f"left out {count_text(int((~is_near).sum()), 'span')} more than an hour away from the rest of the step: "
+            f"the clock of {ranks_text(spans.rank[~is_near].tolist(), _MAX_NAMED)} jumped"
         )
         spans = select(spans, is_near)
     return spans, tuple(notes)

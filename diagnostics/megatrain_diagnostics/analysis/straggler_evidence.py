@@ -55,7 +55,7 @@ class StragglerEvidence:
 
     @property
     def is_enough(self) -> bool:
-        """Whether `window` has at least half of `Thresholds.num_steps` steps."""
+        """Whether `window` has at least half of `Thresholds.num_steps` steps, and at least two."""
         return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
 
     def was_explained(self, rank: int) -> bool:

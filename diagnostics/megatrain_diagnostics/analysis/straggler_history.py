@@ -29,7 +29,7 @@ class StragglerHistory:
     """The assessment after the last step."""
     num_compared: int
     num_wrong: int
-    """Rows that were rejected: an impossible rank or duration."""
+    """Rows that were rejected: an impossible rank, step, operation or duration."""
 
 
 Steps = Iterable[tuple[StepTotals, Values]]
@@ -40,8 +40,8 @@ def straggler_history(
 ) -> StragglerHistory:
     """Return the stragglers in some steps. `steps` yields parts in the order of steps, and may be called twice.
 
-    `spans_of` returns the stored forward and backward spans of some ranks. Only these show whether a rank is slow
-    because of its samples: then its forward and backward times correlate.
+    `spans_of` returns the stored forward and backward spans of some ranks. If the forward and backward times of a rank
+    correlate, it is slow because of its samples, even if the reported lengths of documents do not show that.
     """
     found = _run(roster, thresholds, steps(), np.zeros(roster.layout.world_size))
     suspects = tuple(

@@ -33,7 +33,7 @@ from megatrain_diagnostics.analysis.workload import (
 from megatrain_diagnostics.events.tables import Int64
 
 _MAX_NAMED = 16
-"""Most victims, and most ranks of rotating findings, that are named."""
+"""Most victims, and most ranks of a rotating slowness or a slow network, that are named."""
 _SHARE_OF_WORST = 0.3
 """A rank with at least this fraction of the worst rank's excess is named with it."""
 _VICTIM = 0.5
@@ -161,8 +161,8 @@ def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, 
     """Return how many seconds per step the last rank would finish earlier if `ranks` were as fast as their peers.
 
     In the stage of the worst rank, the compute of each rank's own passes counts: a slow rank with fewer passes may
-    delay no other. The result is at most the time that others wait for the last rank, because overlapped time delays no
-    rank. It is an upper bound, computed without a replay.
+    delay no other. If the last rank waits much less than its peers, the result is at most the difference of these
+    waits, because overlapped time delays no rank. It is an upper bound, computed without a replay.
     """
     is_in_stage = evidence.peers.stage_of == evidence.peers.stage_of[ranks[0]]
     own = window.own[:, Aspect.COMPUTE].astype(np.float64)

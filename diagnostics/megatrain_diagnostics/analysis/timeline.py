@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, StepValue
+from megatrain.formatting import count_text
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns, find_exchanges
 from megatrain_diagnostics.analysis.step_windows import StepEvents
 from megatrain_diagnostics.events.roster import Roster
@@ -125,11 +126,10 @@ def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int,
     tracks, track_of = _tracks(spans, begin, length)
     notes = list(events.notes)
     if is_open.any():
-        notes.append(f"{int(is_open.sum())} slices have no end: they are drawn to the end of the timeline")
+        notes.append(f"{count_text(int(is_open.sum()), 'slice')} without an end, drawn to the end of the timeline")
     if len(finite.value) < len(values.value):
-        notes.append(
-            f"left out {len(values.value) - len(finite.value)} values that are not finite, or of ranks not drawn"
-        )
+        num_left_out = count_text(len(values.value) - len(finite.value), "value")
+        notes.append(f"left out {num_left_out}: not finite, or of ranks that are not drawn")
     notes += exchanges.problems()
     return Timeline(
         roster=events.roster,
@@ -156,14 +156,15 @@ def _within(spans: Spans, max_slices: int) -> tuple[Spans, tuple[str, ...]]:
         last = steps[num_fitting - 1]
         kept = select(spans, spans.step <= last)
         dropped = len(spans.rank) - len(kept.rank)
-        text = f"steps {steps[num_fitting]} to {steps[-1]} with {dropped} slices: more than {max_slices} are not drawn"
+        text = f"steps {steps[num_fitting]} to {steps[-1]} with {dropped} slices: at most {max_slices} are drawn"
         return kept, (text,)
     first = select(spans, spans.step == steps[0])
     ranks, of_rank = np.unique(first.rank, return_counts=True)
     num_ranks = int(np.searchsorted(np.cumsum(of_rank), max_slices, side="right"))
     kept = select(first, np.isin(first.rank, ranks[:num_ranks]))
     dropped = len(spans.rank) - len(kept.rank)
-    text = f"all but {num_ranks} ranks of step {steps[0]}: {dropped} slices, more than {max_slices} are not drawn"
+    drawn = f"{count_text(num_ranks, 'rank')} of step {steps[0]}"
+    text = f"everything except {drawn}, {dropped} slices: at most {max_slices} are drawn"
     return kept, (text,)
 
 

@@ -45,7 +45,7 @@ def waiting_arrows(
 ) -> tuple[Arrow, ...]:
     """Return at most `most` arrows, those to suspects first: one per waiting rank, or merged if there are too many.
 
-    If there are too many even with one per stage, arrows with the most waiting ranks are kept.
+    If there are too many even with one per stage, those of each kind with the most waiting ranks come first.
     """
     suspect_ranks, silent_ranks = frozenset(suspects), frozenset(silent)
 

@@ -23,7 +23,7 @@ class Consumer(Protocol):
     """Analyzes rows as they arrive. Both methods are called from one thread, and their errors are logged."""
 
     def consume(self, table: Table) -> None:
-        """Receive rows that are on disk, of a round that has not ended."""
+        """Receive rows that are on disk: of a round that has not ended, or of a host's devices."""
 
     def tick(self, now_s: float) -> None:
         """Called about once a second with the unix time, also when no rows arrive."""

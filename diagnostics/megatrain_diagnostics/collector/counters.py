@@ -35,7 +35,7 @@ class RejectionReason(StrEnum):
     UNKNOWN_ROUND = "unknown-round"
     """Rows of a round far beyond the newest one."""
     FLOOD = "flood"
-    """More rows from one rank than the sustained limit."""
+    """More rows from one rank than its rate limit allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,6 @@ class LostRowsReporter:
             lines.append(f"{count_text(more, 'stream')} refused, the newest: {last_refusal}")
         if more := now.skipped_rows - self._reported.skipped_rows:
             lines.append(
-                f"{count_text(more, 'row')} stored but skipped by the live detection, because too many waited for it"
+                f"{count_text(more, 'row')} stored but skipped by the live detection, because too many rows waited"
             )
         return lines

@@ -1,7 +1,7 @@
 """Holds back rows of rounds that are not in etcd yet.
 
 A host may see a new round before the daemon does. A rank that reports a wrong round must not end the analysis of the
-round that is training, so consumers get its rows only after the round appears in etcd.
+round that is training, so consumers get the rows of a round only after the round appears in etcd.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from megatrain.contracts.black_box.operations import StepValue, operation_name
 from megatrain.contracts.errors import DataError
+from megatrain.formatting import count_text
 from megatrain_diagnostics.events.tables import (
     TABLES,
     Int8,
@@ -115,7 +116,7 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
     for index, (name, dtype) in enumerate(columns_of(kind).items()):
         array = _one_chunk(data.column(index))
         if array.null_count:
-            raise DataError(f"{kind.NAME}.{name}: {array.null_count} rows without a value")
+            raise DataError(f"{kind.NAME}.{name}: {count_text(array.null_count, 'row')} without a value")
         if name in _NAMES and array.type != pa.uint8():
             columns[name] = _numbers(name, array)
         else:

@@ -175,7 +175,7 @@ def chosen_round(args: argparse.Namespace, source: EventSource) -> int:
     if chosen is None:
         return newest_round(ranks)
     if chosen not in known:
-        raise NotFoundError(f"--round={chosen}: {args.place} has {', '.join(map(str, known))}")
+        raise NotFoundError(f"--round={chosen}: the rounds of {args.place} are {', '.join(map(str, known))}")
     return chosen
 
 

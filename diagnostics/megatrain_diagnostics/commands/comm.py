@@ -98,7 +98,9 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
     if not slow.num_compared:
         lines.append("slow links: not known; a group is compared only if there are two others of its kind")
     elif not slow.groups:
-        lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than similar groups")
+        lines.append(
+            f"slow links: none of {slow.num_compared} groups is more than {SLOW_EXCESS:.0%} slower than similar groups"
+        )
     for group in slow.groups:
         lines.append(
             f"slow: {group.group} of {ranks_text(group.ranks)} ({', '.join(group.hosts)}): {group.operation} "

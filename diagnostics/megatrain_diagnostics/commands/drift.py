@@ -8,7 +8,7 @@ from typing import Any
 
 from megatrain.commands.argument_types import Verbs, real_number
 from megatrain.commands.printing import facts
-from megatrain.formatting import names_text, ranks_text, time_text
+from megatrain.formatting import count_text, names_text, ranks_text, time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
@@ -65,7 +65,7 @@ def _mfu(found: Drift, peak_tflops: float | None) -> float | None:
 def _lines(found: Drift, peak_tflops: float | None) -> list[str]:
     pairs = [
         ("steps", f"{found.first_step} to {found.last_step}: {found.num_steps}"),
-        ("left out", f"{found.num_left_out} steps at the beginning or after checkpoints and evaluations"),
+        ("left out", f"{count_text(found.num_left_out, 'step')} at the beginning or after checkpoints and evaluations"),
         ("step time", f"{found.step_s * 1e3:.3f} ms, {_trend(found.step_trend, 1e3, 'ms')}"),
     ]  # fmt: skip
     if found.rate_name:
@@ -140,7 +140,7 @@ def _trend(trend: Trend | None, factor: float, unit: str) -> str:
 
 def _hours(found: Drift) -> str:
     if found.hours is None:
-        return "not known: the steps cover less than a day"
+        return "not known: the steps cover less than 20 hours, or are too few"
     if not found.hours.is_notable:
         return "no difference"
     return f"slowest at {found.hours.slowest:02d}:00 UTC, {found.hours.excess:+.1%} over the median hour"

@@ -10,6 +10,7 @@ from typing import Any
 from megatrain.commands.argument_types import Verbs, whole_number
 from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError, NotFoundError
+from megatrain.formatting import count_text
 from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, explain_step
 from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import add_analysis, add_ranks, chosen_round, open_source, print_analysis
@@ -68,7 +69,7 @@ def _lines(found: StepExplanation) -> list[str]:
     lines = facts([
         ("step", f"{found.step}, {'every span' if found.is_full else 'sums only'}"),
         ("wall time", f"{found.wall_ns / 1e6:,.3f} ms (median of {found.job.num_ranks} ranks)"),
-        *([("not known", f"{found.num_missing} ranks")] if found.num_missing else []),
+        *([("not known", count_text(found.num_missing, "rank"))] if found.num_missing else []),
     ])  # fmt: skip
     lines += ["", *_job_table(found.job)]
     if len(found.stages) > 1:

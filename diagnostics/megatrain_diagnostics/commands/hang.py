@@ -222,7 +222,7 @@ def _as_text(answer: HangAnswer) -> list[str]:
             ]
             text = "; ".join(f"{word} {ranks_text(ranks)}" for word, ranks in held if ranks)
             text = text or "all ranks are in it"
-            lines.append(f"  {entry.sequence} of {entry.group}: {ranks_text(entry.waiting)} wait; {text}")
+            lines.append(f"  {entry.sequence} of {entry.group}: waited for by {ranks_text(entry.waiting)}; {text}")
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
     for one in answer.disagreements:
         lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
@@ -235,7 +235,7 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
         return []
     lines = ["", f"stacks: {stacks.reason}"]
     for cluster in stacks.clusters[:_MAX_ROWS]:
-        kind = "wait" if cluster.is_waiting else "do not wait"
+        kind = "waiting" if cluster.is_waiting else "not waiting"
         frames = " < ".join(cluster.frames[-_MAX_FRAMES:][::-1])
         lines.append(f"  {len(cluster.ranks)} {kind} ({ranks_text(cluster.ranks)}): {frames}")
     lines += _more(len(stacks.clusters) - _MAX_ROWS, "kinds of stacks")

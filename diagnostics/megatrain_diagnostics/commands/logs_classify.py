@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             _classify_run(args)
         return int(ExitCode.OK)
     if args.round is not None or args.ranks is not None:
-        raise UsageError(f"--round and --ranks choose from a run, and {args.place} is a file; leave them out")
+        raise UsageError(f"--round and --ranks choose from a run, and {args.place} is not a run; leave them out")
     _classify_file(args)
     return int(ExitCode.OK)
 

@@ -10,7 +10,7 @@ from typing import Any
 from megatrain.commands.argument_types import Verbs, real_number, whole_number
 from megatrain.commands.printing import facts
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.formatting import names_text, ranks_text, seconds_text
+from megatrain.formatting import count_text, names_text, ranks_text, seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
@@ -100,7 +100,7 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if end.silent_ranks:
         pairs.append(("silent", f"{ranks_text(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:
-        pairs.append(("skipped", f"{found.num_wrong} impossible rows"))
+        pairs.append(("skipped", count_text(found.num_wrong, "impossible row")))
     return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *pairs])]
 
 
@@ -119,7 +119,7 @@ def _of_finding(finding: Finding, is_over: bool) -> list[str]:
             "excess",
             f"{100 * finding.excess:.1f} % ({seconds_text(finding.excess_s)} a step), score {finding.score:.1f}",
         ),
-        ("victims", f"{finding.num_victims} ranks wait for it"),
+        ("victims", f"{count_text(finding.num_victims, 'rank')} waiting for it"),
         ("gain", f"at most {seconds_text(finding.gain_s)} of {seconds_text(finding.step_s)} a step"),
     ]
     return [*facts(pairs), *(f"- {sentence}" for sentence in finding.evidence)]

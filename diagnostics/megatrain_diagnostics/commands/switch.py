@@ -1,7 +1,8 @@
 """`megatrain diag on|off|set`: what the ranks of a running job record, and which steps are streamed in full.
 
 The settings are in etcd; the executor of each host watches them and passes them to its ranks, including later ones. A
-rank applies new settings at the start of its next step. `set` without options only prints the current settings.
+rank applies new settings at the start of its next step. `set` with options also undoes `off`. `set` without options
+only prints the current settings.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def operation_list(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Change the settings and print them. Raises: CoordinationError if the job's etcd does not answer."""
+    """Change the settings and print them.
+
+    Raises: JobLocationError if the command line identifies no job; CoordinationError if its etcd does not answer.
+    """
     with opened_job(args) as job:
         period = configured_period(job.client, job.keys)
         is_change = args.diag_verb != "set" or (args.sample_period, args.full_for_s, args.without) != (None, None, None)

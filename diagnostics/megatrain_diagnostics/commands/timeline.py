@@ -88,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_number: int) -> tuple[int, int]:
-    """Return the first and last step: the chosen ones, or else the newest two steps that were recorded in full."""
+    """Return the first and last step: the chosen ones, or else the newest two steps that were recorded in full.
+
+    If only one end is chosen, the other end is the first or last of the steps that were recorded in full.
+    """
     first, last = chosen
     if first is not None and last is not None:
         return first, last

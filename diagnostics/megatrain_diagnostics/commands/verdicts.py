@@ -1,6 +1,7 @@
 """`megatrain diag verdicts [JOB]`: the verdicts of the diagnosis, and the driver's outcomes.
 
-They are read from etcd, or, if the job's etcd does not answer, from the audit file in <run>/incidents.
+They are read from etcd. If the job is not found there, or etcd does not answer, they are read from the audit file in
+<run>/incidents.
 """
 
 from __future__ import annotations
@@ -149,5 +150,6 @@ def _on_disk(place: str, error: MegatrainError) -> tuple[str, str, list[VerdictW
         raise DataError(f"{path}: cannot be read: {problem.strerror}") from problem
     if num_damaged:
         print_note(f"left out: {count_text(num_damaged, 'line')} of {path} that cannot be read")
-    print_note(f"note: the job's etcd does not answer; this is from {path}")
+    reason = str(error).partition("\n")[0]
+    print_note(f"note: not read from etcd ({reason}); this is from {path}")
     return str(run_directory), str(path), cases_of_audit(entries)

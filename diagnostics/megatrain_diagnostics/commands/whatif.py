@@ -35,7 +35,7 @@ def add_verb(verbs: Verbs) -> None:
         help="a run or a directory of events; use --trace for a trace file",
     )
     parser.add_argument(
-        "--trace", type=utf8_path, metavar="FILE", help="analyse this trace in the public Parquet format"
+        "--trace", type=utf8_path, metavar="FILE", help="analyze this trace in the public Parquet format"
     )
     parser.add_argument(
         "--meta", type=utf8_path, metavar="FILE", help="metadata of the trace (default: FILE.yaml beside it)"
@@ -53,7 +53,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyze a trace file or the events of a job. Raises: DataError, UsageError."""
+    """Analyze a trace file or the events of a job. Raises: DataError, NotFoundError, UsageError."""
     from megatrain_diagnostics.analysis.whatif import make_model, what_if
     from megatrain_diagnostics.analysis.whatif.figures import public_figures
 
@@ -109,7 +109,7 @@ def _check_export(args: argparse.Namespace) -> None:
     read = {path.absolute() for path in (args.trace, args.meta) if path is not None}
     if read & written:
         raise DataError(
-            f"--export-trace={args.export_trace}: the export would overwrite the trace or metadata that is analysed; "
+            f"--export-trace={args.export_trace}: the export would overwrite the trace or metadata that is analyzed; "
             "name another file"
         )
 

@@ -136,7 +136,8 @@ class Controller:
             self._write(now_s)
         except CoordinationError as error:
             self._next_write_s = self._steady_s + _AGAIN_S
-            self._warn(f"{count_text(len(self._waiting), 'verdict')} not yet written to etcd: {error}")
+            waits = "waits" if len(self._waiting) == 1 else "wait"
+            self._warn(f"{error}; {count_text(len(self._waiting), 'verdict')} {waits} to be written to etcd")
 
     def _begin_round(self) -> None:
         """Drop the state of the previous round, and start the analyses of the new one."""

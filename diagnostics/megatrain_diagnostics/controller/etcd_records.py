@@ -64,7 +64,8 @@ class FullSpans:
     def ask(self, now_s: float, steady_s: float, reason: str) -> bool:
         """Request a burst, and return whether it begins.
 
-        No burst begins within ten minutes after another one, or if spans are switched off or all recorded anyway.
+        No burst begins within ten minutes after another one, or if spans are switched off or all recorded anyway; then
+        the settings are not read again for ten minutes.
         `now_s`: unix time; `steady_s`: monotonic time. Raises: CoordinationError if etcd is unavailable.
         """
         if steady_s < self._next_s:

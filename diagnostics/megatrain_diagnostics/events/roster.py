@@ -130,7 +130,9 @@ def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
     """
     rows = np.flatnonzero(ranks.round == round_number)
     if not len(rows):
-        raise DataError(f"round {round_number} has no ranks; there are {sorted(set(ranks.round.tolist()))}")
+        raise DataError(
+            f"round {round_number} has no ranks; the rounds with ranks are {sorted(set(ranks.round.tolist()))}"
+        )
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
     names = [axis.size_name for axis in SIZED_AXES]
     sizes_of_row = np.stack([getattr(ranks, name) for name in names], axis=1)

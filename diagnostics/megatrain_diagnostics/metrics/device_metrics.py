@@ -97,7 +97,13 @@ def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[
     text = "Errors of a network interface or RDMA port."
     yield counter("megatrain_link_errors", text, labels, errors, ["link", "kind"])
     downs = [((link.name,), link.num_downs) for link in links]
-    yield counter("megatrain_link_downs", "How often the link went down.", labels, downs, ["link"])
+    yield counter(
+        "megatrain_link_downs",
+        "Changes of the carrier (Ethernet), or how often the link was lost (InfiniBand).",
+        labels,
+        downs,
+        ["link"],
+    )
 
 
 def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:

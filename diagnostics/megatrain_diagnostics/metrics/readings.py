@@ -58,7 +58,7 @@ class RankReading:
     """Reads of that loader that the rank recorded in the last step; only the first rank of a replica records them."""
     read_bytes: float | None = None
     loader_starts: float | None = None
-    """How often the loader was started in this round; of the same ranks."""
+    """How often the loader was started in this round; only the first rank of a replica records it."""
     picture_wait_s: float | None = None
     """The time in which the rank's reads waited for producers of pictures; None also if they asked none."""
     producers: tuple[ProducerReading, ...] = ()

@@ -1,4 +1,4 @@
-"""Merges small segments: a daemon writes one per table and second, and a reader must read the footer of each.
+"""Merges small segments: a daemon writes one per table and commit, and a reader must read the footer of each.
 
 In the directory of an hour, segments with consecutive numbers are merged and sorted by step and rank (sums by operation
 first), so that queries of some steps or ranks skip most row groups. Duplicate rows are removed. By its name, the new

@@ -1,6 +1,6 @@
 """The state that the running daemon writes to <run>/diagnosis/state.json, for the dashboard; replaced atomically.
 
-It has findings, scores, silent ranks, and numbers of stored and refused rows. Readers must work without the file: a
+It has findings, scores, silent ranks, and numbers of refused and dropped rows. Readers must work without the file: a
 missing, damaged or foreign file means that the daemon has published nothing. Scores of all ranks are little-endian
 32-bit floats in base64: 12,288 scores take 64 kB.
 """

@@ -19,7 +19,7 @@ from megatrain.contracts.files.bounded_files import read_below, read_bounded
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode
-from megatrain.formatting import names_text, problems_text
+from megatrain.formatting import count_text, names_text, problems_text
 from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
@@ -65,7 +65,9 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
     paths = sorted(directory.glob("*.blackbox"))
     own = [path for path in paths if run_key and f".{run_key}." in path.name]
     if own and len(own) < len(paths):
-        problems.append(f"{directory}: {len(paths) - len(own)} black boxes of other runs are left out")
+        problems.append(
+            f"{directory}: left out {count_text(len(paths) - len(own), 'black box', 'black boxes')} of other runs"
+        )
     for path in own or paths:
         try:
             boxes.append(read_black_box(path))
@@ -94,7 +96,7 @@ def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEv
     """Return the kept evidence of a broken round, the newest if `round_number` is None; None if nothing is kept.
 
     Executors' evidence replaces that of black boxes: it is from the time of the stall, while black boxes were copied
-    when the processes were killed.
+    when the processes were killed. Raises: DataError if files are kept, but none of them can be read.
     """
     found = kept_rounds(run)
     if round_number is None:

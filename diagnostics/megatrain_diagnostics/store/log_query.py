@@ -64,9 +64,9 @@ def pattern_problem(text: str) -> str:
 
 
 def logged_round(events: StoredEvents, round_number: int | None) -> int:
-    """Return `round_number` if it has log lines; None: return the newest round with lines.
+    """Return `round_number` if it has log lines; None: return the newest round that ranks reported, or a later one.
 
-    The newest round may have failed before its ranks reported. Raises: DataError if there are no such lines.
+    A later round is one with lines that failed before its ranks reported. Raises: DataError if there are no such lines.
     """
     found = events.query(LogLines, ALL, "SELECT DISTINCT round FROM segments ORDER BY round")
     logged = set() if found is None else set(found.column(0).to_pylist())
@@ -80,7 +80,7 @@ def logged_round(events: StoredEvents, round_number: int | None) -> int:
         return newest
     if round_number not in logged:
         there = ", ".join(map(str, sorted(logged)))
-        raise DataError(f"round={round_number}: no line of its output was streamed; there are {there}")
+        raise DataError(f"round={round_number}: no line of its output was streamed; the rounds with lines are {there}")
     return round_number
 
 

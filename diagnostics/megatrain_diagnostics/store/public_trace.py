@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
+from megatrain.formatting import count_text
 from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, JobShape, OperationTable
 from megatrain_diagnostics.events.tables import Float64, Int64
 from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parquet
@@ -128,7 +129,7 @@ def _integers(path: Path, table: pa.Table, name: str) -> Int64:
         raise DataError(f"{path}: {name} must be whole numbers, found {column.type}")
     if column.null_count:
         if name not in _MAY_BE_NULL:
-            raise DataError(f"{path}: {name} is missing in {column.null_count} rows")
+            raise DataError(f"{path}: {name} is missing in {count_text(column.null_count, 'row')}")
         column = column.fill_null(-1)
     numbers: Int64 = column.to_numpy().astype(np.int64)
     return numbers

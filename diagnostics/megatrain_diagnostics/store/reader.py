@@ -1,4 +1,4 @@
-"""Reads events from a directory of segments with DuckDB: the EventSource of every command of `megatrain diag`.
+"""Reads events from a directory of segments with DuckDB: the EventSource of all analyses by `megatrain diag`.
 
 DuckDB stores nothing: its database is in memory and empty, and each query names its files. So any number of processes
 can read while the daemon writes, and readers work without the daemon. A file that vanishes during a query was merged or

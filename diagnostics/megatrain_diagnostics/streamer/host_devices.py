@@ -1,8 +1,9 @@
 """The devices of a host: which rank uses which GPU, in which step, and the rows to stream.
 
 The UUID of a GPU is the key that joins megatrain's metrics with those of NVIDIA's DCGM exporter. It is read from the
-driver's files in /proc, without loading a library. A worker uses the device with the number of its local rank, counted
-by PCI address among the devices in CUDA_VISIBLE_DEVICES. A rank on a MIG device is assigned that device's GPU.
+driver's files in /proc, without loading a library. A worker uses the device at the index of its local rank in
+CUDA_VISIBLE_DEVICES, whose numbers count the GPUs by PCI address; if it is not set, all GPUs are listed by PCI address.
+A rank on a MIG device is assigned that device's GPU.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class HostDevices:
         return found
 
     def with_gpus(self, tails: Sequence[RankTail]) -> Iterator[tuple[RankTail, str]]:
-        """Yield (rank, UUID of its GPU) in the order of ranks; the UUID is "" if it is not known."""
+        """Yield (tail of a rank, UUID of its GPU) in the order of ranks; the UUID is "" if it is not known."""
         ordered = sorted(tails, key=lambda tail: tail.identity.rank)
         return zip(ordered, chain(self._uuids, repeat("")), strict=False)
 

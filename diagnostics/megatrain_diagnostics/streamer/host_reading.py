@@ -71,7 +71,7 @@ def host_reading(
     num_silent: int,
     devices: DevicesReading | None = None,
 ) -> HostReading:
-    """Return the reading of the host; `num_lost` and `num_invalid` count records, the other drops count rows."""
+    """Return the reading. `num_lost` and `num_invalid` count records; `dropped_rows` of `sender` counts rows."""
     steps = [rank.step_s for rank in ranks if rank.step_s is not None]
     return HostReading(
         job=job,

@@ -119,7 +119,7 @@ def test_text_that_is_not_unicode_is_repaired() -> None:
         (lambda batch: batch.select(["at_ns", "host"]), r"clocks: columns \['at_ns', 'host'\]; expected"),
         (lambda batch: batch.rename_columns(["at_ns", "offset_ns", "error_ns", "node"]), "'node'"),
         (lambda batch: batch.set_column(1, "offset_ns", pa.array([1, 2], pa.int32())), "clocks.offset_ns: type int32"),
-        (lambda batch: batch.set_column(1, "offset_ns", pa.array([1, None], pa.int64())), "1 rows without a value"),
+        (lambda batch: batch.set_column(1, "offset_ns", pa.array([1, None], pa.int64())), "1 row without a value"),
     ],
 )
 def test_other_columns_are_refused(change, message: str) -> None:

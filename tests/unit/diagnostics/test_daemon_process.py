@@ -286,7 +286,7 @@ def test_removed_files_of_the_daemon_are_created_again(etcd: EtcdServers, client
         assert sender.flush(DEADLINE_S)
         wait_until((run / "diagnosis" / "state.json").exists, "the state")
         shutil.rmtree(run)
-        reported = f"{run / 'events'} was removed from outside: the events stored there are lost, new ones are stored"
+        reported = f"{run / 'events'} was removed from outside: the events stored there are lost; new events are stored"
         wait_until((run / "daemon.log").exists, "a new log")
         wait_until((run / "events" / "lock").exists, "the store")
         wait_until((run / "diagnosis" / "state.json").exists, "the state")

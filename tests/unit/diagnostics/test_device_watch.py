@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
         [GPU, replace(GPU, uncorrected_errors=6)], FAILING, "had 2 uncorrected memory errors within the hour"
     ),
     "a counter that began again": (
-        [GPU, replace(GPU, uncorrected_errors=1)], FAILING, "had 1 uncorrected memory errors",
+        [GPU, replace(GPU, uncorrected_errors=1)], FAILING, "had 1 uncorrected memory error within",
     ),
     "a driver that was loaded again": ([GPU, replace(GPU, uncorrected_errors=0, corrected_errors=0)], None, ""),
     "a lost GPU": ([GPU, LOST], FAILING, "GPU 3 of host-2 .*not answer its driver: GPU is lost"),

@@ -173,7 +173,8 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
     assert main(["diag", "verdicts", "--job", str(run_directory), "--json"]) == 0
     reported = capsys.readouterr()
     found = json.loads(reported.out)
-    assert "does not answer; this is from" in reported.err
+    assert "note: not read from etcd (" in reported.err
+    assert "); this is from " in reported.err
     assert [one["verdict_id"] for one in found["verdicts"]] == ["20271121-2", "20271121-1"]
     assert found["verdicts"][0]["verdict"] is None
     # the newest outcome of a verdict counts

@@ -258,7 +258,7 @@ def test_an_unknown_group_is_reported() -> None:
     found = explain(drawing)
 
     assert spent_us(found) == {"compute": 30, "pp": 20}
-    assert found.notes == ("1 spans of unknown groups: which rank waited there is not known",)
+    assert found.notes == ("1 span whose group is not known: which rank waited there is not known",)
 
 
 LAYERS = [

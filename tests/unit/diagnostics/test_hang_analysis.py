@@ -122,7 +122,7 @@ def test_stopped_process_is_the_suspect() -> None:
 
     assert {rank: tuple(others) for rank, others in finding.report.waits_for.items()} == {0: (3,), 1: (3,), 2: (3,)}
     assert finding.waiting == {0, 1, 2}
-    assert finding.suspects[0].evidence == "is stopped (T); 3 wait for it in collective 5 of dp:0+4x1"
+    assert finding.suspects[0].evidence == "is stopped (T); 3 waiting for it in collective 5 of dp:0+4x1"
     assert finding.report.reason == "rank 3 is stopped (T); ranks 0-2 wait for it in collective 5 of dp:0+4x1"
 
 

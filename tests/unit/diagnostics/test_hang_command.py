@@ -110,7 +110,7 @@ def test_only_boxes_of_the_given_run_count(tmp_path: Path, capsys: pytest.Captur
     for recorder in recorders:
         recorder.close()
     assert (found["round"], [one["rank"] for one in found["suspects"]]) == (1, [LATE])
-    assert any("3 black boxes of other runs are left out" in problem for problem in found["problems"])
+    assert any("left out 3 black boxes of other runs" in problem for problem in found["problems"])
 
 
 def test_newer_of_a_box_and_its_copy_counts(boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["stacks"]["outliers"], found["stacks"]["shared"]["kind"]) == ([1], "rank")
     assert main(["diag", "hang", str(tmp_path / "events")]) == 0
     text = capsys.readouterr().out
-    assert "2 wait (ranks 0, 2): comm/group.py finish < training/step_loop.py train" in text
+    assert "2 waiting (ranks 0, 2): comm/group.py finish < training/step_loop.py train" in text
     assert "the outliers (rank 1) share rank 1 (1 rank)" in text
 
 

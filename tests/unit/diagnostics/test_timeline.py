@@ -201,7 +201,7 @@ def test_open_span_is_drawn_to_the_end_and_marked() -> None:
 
     assert event["args"]["is_open"]
     assert ns(event["dur"]) == 90_000
-    assert "1 slices have no end" in trace["otherData"]["notes"][0]
+    assert "1 slice without an end" in trace["otherData"]["notes"][0]
 
 
 def test_values_are_counters_if_they_are_finite() -> None:
@@ -215,7 +215,7 @@ def test_values_are_counters_if_they_are_finite() -> None:
 
     (counter,) = of_kind(trace, "C")
     assert (counter["name"], counter["args"], str(counter["ts"])) == ("loss", {"loss": Decimal("2.5")}, "90.000")
-    assert trace["otherData"]["notes"] == ["left out 2 values that are not finite, or of ranks not drawn"]
+    assert trace["otherData"]["notes"] == ["left out 2 values: not finite, or of ranks that are not drawn"]
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_drift_prints_no_change_of_a_steady_job(events: Path, capsys: pytest.Cap
     assert document["stagger"]["num_exchanges"] == 4 * 4
     text = shown(capsys, "drift", str(events))
     assert "no lasting change" in text
-    assert "not known: the steps cover less than a day" in text
+    assert "not known: the steps cover less than 20 hours, or are too few" in text
 
 
 def test_a_change_is_reported_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("step", pa.array([None], pa.int64()), "step is missing in 1 rows"),
+        ("step", pa.array([None], pa.int64()), "step is missing in 1 row"),
         ("dp_rank", pa.array(["0"]), "dp_rank must be whole numbers, found string"),
         ("start_ts", pa.array(["now"]), "start_ts must be seconds, found string"),
         ("optype", pa.array([None], pa.string()), "optype must be text"),

@@ -55,7 +55,7 @@ def test_present_and_missing_kernels_are_reported() -> None:
             BUILT,
             r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn: it needs bf16 or fp16",
         ),
-        ({}, (10, 0), BUILT, r"built for compute capability 8\.0, 9\.0a, this GPU has 10\.0: install megatrain again"),
+        ({}, (10, 0), BUILT, r"built for compute capability 8\.0, 9\.0a; this GPU has 10\.0: install megatrain again"),
         ({"fp8": {"recipe": "tensorwise"}}, AMPERE, BUILT, r'"tensorwise" needs a GPU of compute capability 8\.9'),
         ({"fp8": {"recipe": "rowwise"}}, ADA, BUILT, r'"rowwise" needs a GPU of compute capability 9\.0, and this one'),
     ],

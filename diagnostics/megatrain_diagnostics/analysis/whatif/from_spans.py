@@ -260,7 +260,7 @@ def _shape(roster: Roster, job: str, cells: Cells, rows: SpanRows) -> JobShape:
         raise DataError(
             f"round {roster.round}: the last stage sends no result of its first chunk, so the schedule is V-shaped; "
             "what-if analysis knows only schedules whose passes all begin at the first stage: run the job with one of "
-            "them to analyse it"
+            "them to analyze it"
         )
     return JobShape(
         trial_name=job,

@@ -178,7 +178,7 @@ def _whole_steps(table: OperationTable, steps: Int64, place: _Places, num_dp: in
             f"{count_text(number, 'operation')} {what}"
             for number, what in (
                 (int(num_missing[index]), f"missing ({_who_lacks(counts[:, :, index], usual[:, :, 0])})"),
-                (int(num_surplus[index]), "that most steps do not have"),
+                (int(num_surplus[index]), "that most steps do not have, or repeated"),
                 (int(num_bad[index]), "with a time that is negative or not a number"),
             )
             if number

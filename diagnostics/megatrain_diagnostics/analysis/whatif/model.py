@@ -59,12 +59,12 @@ class ReplayModel:
         return ends
 
     def choose(self, is_measured: Callable[[OperationKey], bool]) -> Float64:
-        """Return the ends of all operations if the chosen ones take their measured, the others their ideal time."""
+        """Return the ends of all operations if the chosen ones take their measured and the others their ideal time."""
         chosen = [is_measured(key) for key in self.keys]
         return self._replay(lambda number: self.taken_s[number] if chosen[number] else self.ideal_s[number])
 
     def choose_cells(self, is_measured: NDArray[np.bool_]) -> Float64:
-        """Return the ends if the chosen cells [dp rank, stage] take their measured, the others their ideal time."""
+        """Return the ends if the chosen cells [dp rank, stage] take their measured and the others their ideal time."""
 
         def durations(number: int) -> Float64 | float:
             cells = is_measured[:, self.keys[number].stage]
