@@ -9,8 +9,8 @@ errors are not failures. A message names a host, not a rank: several ranks share
 | ranks of one host | there | the same, now certain, with the cause |
 | ranks of several hosts, not for certain | on one of them | its ranks only |
 | ranks | only on other hosts | the same; the contradiction is reported |
-| no rank for certain | on one host of those that may be at fault | that host; its rank if there is only one |
-| no rank for certain | on several of those hosts | none; all of them are reported |
+| no rank, or a cycle | on one host of those that may be at fault | that host; its rank if there is only one |
+| no rank, or a cycle | on several of those hosts | none; all of them are reported |
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _of_named(
 
 
 def _candidates(report: HangReport, ranks: tuple[int, ...], host_of: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that may be at fault: of a cycle, or of collectives that no rank holds up; otherwise all."""
+    """Return the ranks that may be at fault: those of a cycle, or in collectives that no rank holds up, or else all."""
     if ranks:
         return ranks
     inside = {rank for entry in report.missing if not entry.held_up_by for rank in entry.waiting}

@@ -93,8 +93,8 @@ def request_events(
     accept_s: float = ACCEPT_S,
     unreachable_s: float = UNREACHABLE_S,
 ) -> Generator[RequestEvent, None, None]:
-    """Send a request and yield its answers until the consumer stops. Yield `EtcdUnreachable`, at most once, if etcd
-    does not answer for `unreachable_s`.
+    """Send a request and yield its answers until the consumer stops. After the first answer, yield `EtcdUnreachable`,
+    at most once, if etcd is unreachable for `unreachable_s`.
 
     Raises: CoordinationError when no driver answers within `accept_s`, or the consumer has not stopped within
     `timeout_s`: then the request is withdrawn, unless a driver has accepted it.

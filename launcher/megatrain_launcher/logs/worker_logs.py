@@ -49,7 +49,7 @@ class LogWatch:
 
     rank: int
     problem: str = ""
-    """The reason why this log is no longer classified; empty if it is."""
+    """The reason why this log is no longer classified; empty while it is classified."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 
