@@ -1,8 +1,9 @@
 """Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
 
 A note is an entry of the audit of actions (megatrain.run_files.action_log), so one write records both the note and its
-author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. All rules are checked
-under the file's lock, so that if two people retract a note at once, one gets an error.
+author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. The limits, and
+whether a note can be retracted, are checked under the file's lock: if two people retract a note at once, one gets an
+error.
 """
 
 from __future__ import annotations

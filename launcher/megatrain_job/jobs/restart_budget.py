@@ -19,7 +19,7 @@ class RestartBudget:
     """Restarts that no person requested. `recent`: within the last hour.
 
     `without_new_step`: the newest restarts in a row after which no new step was completed. `per_hour` and
-    `without_progress`: the limits of their numbers.
+    `without_progress`: how many of each are allowed.
     """
 
     recent: tuple[Incident, ...]

@@ -30,7 +30,8 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 ACCEPT_S = 20.0
-"""A new driver is elected soon after the lease of the old one has run out. If none has answered by then, none will."""
+"""If no driver has answered within this time, none will: a new one is elected soon after the lease of the old one has
+run out."""
 _LEASE_MARGIN_S = 10
 _POLL_S = 0.5
 UNREACHABLE_S = 5.0

@@ -94,7 +94,7 @@ def _free_bytes(directory: Path) -> int | str:
         with suppress(FileNotFoundError):  # the directory is made with the first black box
             check_own_directory(own_box_directory(directory))
     except NotOwnError as error:
-        return f"{error.filename} {error.strerror} and should be removed"
+        return f"{error.filename} {error.strerror}; remove it"
     except OSError as error:
         return error.strerror or str(error)
     if not os.access(directory, os.W_OK):

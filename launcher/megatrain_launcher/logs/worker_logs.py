@@ -45,7 +45,7 @@ _TEE_CLOSE_S: Final = 1.0
 
 @dataclass(slots=True)
 class LogWatch:
-    """Classifies one rank's log: `feed` takes its bytes, `finish` is called when its process has exited."""
+    """Classifies one rank's log: `feed` takes its bytes, and `finish` is called when its process has exited."""
 
     rank: int
     problem: str = ""

@@ -106,7 +106,7 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     newest = snapshot.newest_round
     if held is None or newest is None or held.state is not IncidentState.HELD or held.round != newest.number:
         return
-    text = f"held {age_text(held.moments.detected, now_s)} ago, no host evicted: {held.reason}"
+    text = f"hosts were held {age_text(held.moments.detected, now_s)} ago, and no host was evicted: {held.reason}"
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)
 
 

@@ -198,7 +198,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "held": (
         ReasonCode.HELD, {"incidents": (make_incident(state=IncidentState.HELD, round=2, reason="2 leases vanished"),)},
-        "held 12 min ago, no host evicted: 2 leases vanished",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished",
     ),
     "a late step": (
         ReasonCode.STEP_LATE, {"statuses": statuses(last_step_unix_s=NOW_S - 50)},

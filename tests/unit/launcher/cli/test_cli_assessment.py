@@ -203,7 +203,7 @@ def test_problem_that_does_not_stop_training_is_amber() -> None:
     assert (answer.state, level(answer)) == (JobState.TRAINING, "amber")
     assert texts(answer) == [
         "no step was completed for 50 s, and a step takes 80 ms",
-        "held 12 min ago, no host evicted: 2 leases vanished while steps went on",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished while steps went on",
         "host-1: logs cannot be written: disk full",
         "host-2: rank 3 has no process",
         "left out of this answer: /megatrain/demo/hosts/x: not JSON",
@@ -222,7 +222,7 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
     # no reason is listed twice
     assert texts(answer) == [
         "etcd raises NOSPACE: the driver can store no decision until the alarm is cleared",
-        "held 12 min ago, no host evicted: 2 leases vanished",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished",
         "the driver reports: rounds/3 cannot be read",
     ]
     lines = status_lines(snapshot, answer, NOW_S)
