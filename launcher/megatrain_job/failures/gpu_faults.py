@@ -111,7 +111,7 @@ def _of_named(
     shared = [host for host in hosts if host in faults]
     causes = tuple(faults[host].text for host in shared[:_MAX_LISTED])
     if not shared:
-        positions = f"the positions of the ranks show {names_text(hosts)}"
+        positions = f"the positions of the ranks point to {names_text(hosts)}"
         return HangBlame(ranks, hosts, report.confidence, _elsewhere(faults, (), f"; but {positions}"))
     elsewhere = _elsewhere(faults, shared)
     # a rank that is certain to hang stays named: two ranks can hang, and the kernel reports only one of the causes

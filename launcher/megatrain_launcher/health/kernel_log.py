@@ -149,5 +149,5 @@ def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
         )
     if handled:
         what = count_text(len(handled), "error")
-        return warning(NAMES[0], f"{what} that the GPU driver corrected, the newest: {handled[-1]}")
+        return warning(NAMES[0], f"{what} that the GPU driver handled, the newest: {handled[-1]}")
     return passed(NAMES[0], "no hardware error of a GPU within the last hour")
