@@ -102,7 +102,7 @@ def take_lock(directory: Path) -> io.FileIO:
 def why_not_started(directory: Path, error: OSError) -> str:
     """Return why no etcd can be started in a directory, and what to do."""
     if error.errno == errno.EADDRNOTAVAIL:
-        return "etcd cannot listen at an address that this host does not have: give one of its own with --local-addr"
+        return "etcd cannot listen at an address of another machine: give --local-addr an address of this host"
     path_text = f"{error.filename}: " if error.filename else ""
     return (
         f"no etcd can be started in {directory}: {path_text}{error.strerror or error}; set job.run_directory, or name "
