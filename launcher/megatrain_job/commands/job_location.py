@@ -1,8 +1,8 @@
 """Finds the job that a command line names: by a run directory, or by a job's name and etcd's address.
 
 A job that has its own etcd (`megatrain launch --standalone`) writes its address to <run>/coordination/endpoint. So
-`megatrain status runs/demo`, or `demo`, is enough. A password never comes from the command line. If the run has a file
-with etcd's address, the address and certificate of the run are used, never those of the environment.
+`megatrain status runs/demo`, or `demo`, is enough. A password never comes from the command line. Without
+--rdzv-endpoint, the address, the password and the certificate come only from the run directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ATTEMPT_S = 2.0
 _CALL_S = 4.0
 _MAX_JOBS = 1000
 _OWN_CALL_S = 1.0
-"""A job's own etcd has one member, on this machine: if it does not answer at once, it is not running."""
+"""A job's own etcd has only one member: if that does not answer at once, it is not running."""
 
 
 class JobLocationError(UsageError):

@@ -1,5 +1,6 @@
 """The etcd v3 client: calls, leases, watches and elections over etcd's JSON gateway.
 
-Standard library and h11 (ADR 0018). Every call has a deadline. After every error, the client tries another endpoint.
-Only `close` ends a thread. etcd carries only small data: leases, commands, rounds; never timelines or logs.
+Standard library and h11 (ADR 0018). Every call has a deadline. If a member fails or does not answer, the client tries
+another one. A thread runs until `close`; only a lost lease and a refused watch end it earlier. etcd carries only small
+data: leases, commands, rounds; never timelines or logs.
 """

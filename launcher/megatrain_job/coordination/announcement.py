@@ -56,6 +56,6 @@ class Announcement:
                     self.problem = keeper.lost_because
             except CoordinationError as error:
                 if self.problem in ("", _NOT_YET):
-                    _logger.warning("%s cannot be announced, %s: %s", self._name, self._consequence, error)
+                    _logger.warning("%s cannot be announced; %s: %s", self._name, self._consequence, error)
                 self.problem = str(error)
                 self._closed.wait(_RETRY_S)

@@ -26,7 +26,7 @@ class Connections(Closable):
         return EtcdConnection(endpoint, self._context if endpoint.scheme == "https" else None, deadline)
 
     def take(self, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
-        """Return an idle connection or a new one, until `give_back`. After `close`, it is interrupted at once.
+        """Lend an idle or a new connection until `give_back`. After `close`, the connection is interrupted at once.
 
         Raises: OSError.
         """

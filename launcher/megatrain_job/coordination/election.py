@@ -76,7 +76,8 @@ class Leadership:
         unknown outcome.
 
         Raises: LeadershipLostError when the leadership has ended: nothing was written. UnknownOutcomeError as
-        `EtcdClient.txn`.
+        `EtcdClient.txn`, or when another client wrote to this leader's key. RuntimeError when the leadership revision
+        must be renewed first.
         """
         if self._revision is None:
             raise RuntimeError("the revision of this leadership must be renewed first")
@@ -151,7 +152,7 @@ class Election:
 
         `is_dead` is called every second with the key of the candidate before this one, and four times a second while
         `is_suspected` returns True. If `is_dead` returns True twice in a row, that candidate's process is proven dead:
-        this candidate revokes its lease, which deletes all its keys, instead of waiting for the TTL.
+        this candidate revokes the dead one's lease, which deletes all its keys, instead of waiting for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the

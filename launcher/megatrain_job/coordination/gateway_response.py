@@ -25,7 +25,8 @@ JsonObject = Mapping[str, Any]
 _SHOWN = 80
 _MAX_MESSAGE = 400
 _MAX_VALUES = 1 << 21
-"""Objects, lists and their elements: two million take up to 200 MB. A page of 500 keys has 5,000."""
+"""The most objects, lists and elements of one response: two million of them take up to 200 MB. A page of 500 keys has
+5,000."""
 
 
 class GrpcCode(IntEnum):

@@ -19,7 +19,8 @@ _MAX_INTERIM = 16
 _SHOWN = 120
 _POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _POSTED = h11.EndOfMessage()
-"""h11 needs a request to parse its response. This one serves for all: checking each would cost as much as parsing."""
+"""h11 parses a response only after a request. It always gets this one, because checking each real request would cost as
+much as parsing."""
 
 
 class HttpExchange:

@@ -1,9 +1,9 @@
 """Keeps a lease alive from a separate thread: the heartbeat of a host.
 
-Three states. HELD: renewed within its TTL. DOUBTFUL: not renewed for a TTL because etcd cannot be reached; the lease
-may still exist, because a new etcd leader extends all leases. LOST: etcd has answered that the lease does not exist.
-DOUBTFUL changes to HELD or LOST when etcd answers. LOST is final: to continue, a program must first find out whether it
-was replaced, and then take a new lease.
+States until `close`, after which the state is CLOSED unless the lease is lost. HELD: renewed within its TTL. DOUBTFUL:
+not renewed for a TTL because etcd cannot be reached; the lease may still exist, because a new etcd leader extends all
+leases. LOST: etcd has answered that the lease does not exist. DOUBTFUL changes to HELD or LOST when etcd answers. LOST
+is final: to continue, a program must first find out whether it was replaced, and then take a new lease.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatrain_job.coordination.restarting_thread import RestartingThread
 _logger = logging.getLogger(__name__)
 _JITTER = 0.2
 _RETRY_PART = 0.2
-"""After a failed renewal, the pause is this fraction of the period."""
+"""After a renewal that failed and was not refused, the pause is this fraction of the period."""
 
 
 class LeaseState(Enum):
@@ -83,7 +83,7 @@ class LeaseKeeper(Closable):
             return self._valid_until - time.monotonic()
 
     def wait_until_lost(self, timeout_s: float) -> bool:
-        """Wait until the lease is lost; return whether it is."""
+        """Wait until the lease is lost, for at most `timeout_s`; return whether it is."""
         return self._lost.wait(timeout_s)
 
     def close(self, *, is_revoked: bool = True) -> None:

@@ -159,7 +159,7 @@ class EtcdSettings:
     ) -> Self:
         """Read endpoints from a list or from one text with commas. With TLS files, https is the default scheme.
 
-        Raises: ConfigError when one is malformed.
+        Raises: ConfigError when one is malformed, none is given, or a password would go to another host in plain http.
         """
         texts = endpoints.split(",") if isinstance(endpoints, str) else endpoints
         scheme = "http" if tls is None else "https"

@@ -116,7 +116,7 @@ class Watch(Closable):
             yield event
 
     def close(self) -> None:
-        """End the thread, and wait until its current call is over (`attempt_s`)."""
+        """End the thread, and wait for the end of its call: `attempt_s` at most, `call_s` for a page of a snapshot."""
         self._closed.set()
         self._queue.close()
         with self._lock:

@@ -76,7 +76,7 @@ class DriverReading:
     """The readings of all GPUs of a host. error: why there are none; empty: no error."""
 
     source: str
-    """nvml, nvidia-smi or dcgm; empty if the host has none of them."""
+    """nvml, nvidia-smi or dcgm; probe if the program that reads them failed; empty if the host has none of them."""
     version: str = ""
     error: str = ""
     gpus: tuple[GpuReading, ...] = ()

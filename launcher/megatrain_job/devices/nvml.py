@@ -82,12 +82,14 @@ class NvmlSession(Closable):
             return DriverReading("nvml", error=str(error))
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait `seconds`, or until the driver reports an error; return the errors. Raises: NvmlMissingError."""
+        """Wait `seconds`, or until the driver reports an error; return the errors. Only `read` opens NVML; before that,
+        there are none.
+        """
         deadline = time.monotonic() + seconds
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:
             errors = self._wait(left_s) if self._is_open else None
-            if errors is None:  # this driver reports no events
+            if errors is None:  # NVML is not open, or this driver reports no events
                 time.sleep(left_s)
             else:
                 found += errors

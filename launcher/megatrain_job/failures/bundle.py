@@ -86,8 +86,8 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
     if causes:
         named = _named_by_others(_heaviest(causes))
         if named is not None:
-            return _of(named, logs, "the other ranks with the same cause name it")
-        return _of(_first(causes), logs, "its log names the strongest cause, or the earliest of several equal ones")
+            return _of(named, logs, "the other ranks with an equally strong cause name it")
+        return _of(_first(causes), logs, "its log names the strongest cause, or the earliest of equally strong ones")
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
         return _of(ended[0], logs, "its process ended by itself; the others lost it or waited")
@@ -149,7 +149,12 @@ def _has_ended(log: RankLog) -> bool:
 
 
 def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
-    """Return the verdict of the root's log, or, if that shows no failure, the most frequent one of the other logs."""
+    """Return the verdict on the logs of a job whose failure began at `root`.
+
+    It is the verdict of the root's log if that log names a cause of its own. Otherwise the culprit is the root, and the
+    label is that of the root's log. If that log shows no failure, the label is the most frequent one of the other logs;
+    labels of waits take precedence.
+    """
     if root.evidence is not None and root.weight > NOISE:
         verdict = root.evidence.verdict
         if root.is_own_cause or len(logs) == 1:
@@ -174,7 +179,7 @@ def _is_cascade(log: RankLog) -> bool:
 
 
 def _first(logs: list[RankLog]) -> RankLog:
-    """Return the log with the most weight; of equal logs the one with the earliest line, or without times the first."""
+    """Return the heaviest log; of several, the one with the earliest line, or the first if a line has no time."""
     logs = _heaviest(logs)
     timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
     if len(timed) == len(logs):
@@ -188,7 +193,7 @@ def _heaviest(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _behind(logs: list[RankLog]) -> RankLog | None:
-    """Return the one rank whose newest collective in a group has the lowest number; None if no group has just one."""
+    """Return the one rank whose newest collective in a group has the lowest number; None if there is no such rank."""
     for table in ("enqueued", "timed_out"):
         by_group: dict[str, list[tuple[int, RankLog]]] = {}
         for log in logs:
@@ -202,7 +207,7 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank that most other logs name, by rank or by host; None if there is a tie."""
+    """Return the rank that most other logs name, by rank or by host; None if they name none, or there is a tie."""
     by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
     for index, log in enumerate(logs):

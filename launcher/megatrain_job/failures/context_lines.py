@@ -40,7 +40,8 @@ _PARTS: Final = (
     (Label.DATA, _LOADING, (_ABOUT_FILES, _ABOUT_VALUES)),
     (Label.STORAGE, _SAVING, (_ABOUT_FILES,)),
 )
-"""Each row: a label, the stack frames of its part of the program, and the exceptions that get the label in them."""
+"""Each row: a label, patterns of the stack frames of its part of the program, and patterns of the exceptions that get
+the label if they arise there."""
 
 
 class Frames:

@@ -1,6 +1,6 @@
 """Uses the errors of GPUs in the kernel's logs in the judgement of a hang (ADR 0079). Pure functions.
 
-The rules for logs decide which message is a failure of its own (`rules/gpu.py`, after the table of Xid numbers): a
+The rules for logs decide which message is a failure of its own (`rules/gpu.py`, by the table of Xid numbers): a
 broken GPU, or a program whose work the GPU driver ended. Errors that the GPU driver handled and consequences of other
 errors are not failures. A message names a host, not a rank: several ranks share a host.
 
@@ -9,8 +9,8 @@ errors are not failures. A message names a host, not a rank: several ranks share
 | ranks of one host | there | the same, now certain, with the cause |
 | ranks of several hosts, not for certain | on one of them | its ranks only |
 | ranks | only on other hosts | the same; the contradiction is reported |
-| no rank for certain | on one host of those that may be at fault | that host; its rank if there is only one |
-| no rank for certain | on several of those hosts | none; all of them are reported |
+| no rank, or a cycle | on one host of those that may be at fault | that host; its rank if there is only one |
+| no rank, or a cycle | on several of those hosts | none; all of them are reported |
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _of_named(
     shared = [host for host in hosts if host in faults]
     causes = tuple(faults[host].text for host in shared[:_MAX_LISTED])
     if not shared:
-        positions = f"the positions of the ranks show {names_text(hosts)}"
+        positions = f"the positions of the ranks point to {names_text(hosts)}"
         return HangBlame(ranks, hosts, report.confidence, _elsewhere(faults, (), f"; but {positions}"))
     elsewhere = _elsewhere(faults, shared)
     # a rank that is certain to hang stays named: two ranks can hang, and the kernel reports only one of the causes
@@ -124,7 +124,7 @@ def _of_named(
 
 
 def _candidates(report: HangReport, ranks: tuple[int, ...], host_of: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that may be at fault: of a cycle, or of collectives that no rank holds up; otherwise all."""
+    """Return the ranks that may be at fault: those of a cycle, or in collectives that no rank holds up, or else all."""
     if ranks:
         return ranks
     inside = {rank for entry in report.missing if not entry.held_up_by for rank in entry.waiting}

@@ -3,8 +3,8 @@ which ranks wait for it.
 
 Pure functions from positions to suspects and a reason (ADR 0012, ADR 0046). In each group, the ranks that are behind
 hold up those that entered a collective. A rank that is behind because it waits in another group is itself a victim, so
-the suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for holds up
-no other rank. A rank without data is called silent: it logs nothing (MegaScale sec. 5.2).
+the suspects are the ends of the chains of waiting. An operation that a rank has started and does not wait for makes no
+victim of this rank. A rank without data is called silent: it logs nothing (MegaScale sec. 5.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.formatting import ranks_text
+from megatrain.formatting import count_text, ranks_text
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
 """Spans that contain exchanges with other ranks: they do not show that the rank's CPU thread itself is busy."""
@@ -122,12 +122,13 @@ def hang_suspects(
 ) -> HangReport:
     """Return which ranks hold up a job that makes no progress.
 
-    positions: by rank, then by group. groups: the members of each group. silent: further ranks without data; members of
-    a group without an entry in `positions` are silent too. busy: ranks in local work that began after all their open
-    exchanges. An accelerator may lag behind its CPU, so `busy` is used only without other evidence: then the earlier
-    operations of a busy rank hold up no other rank. states: the /proc state letters of the ranks' processes, read while
-    the round ran; empty text: there was no process. A process that cannot run is the strongest evidence: it waits for
-    no rank, and the collectives in which others wait for it do not show a problem of the network.
+    positions: by rank, then by group. groups: the members of each group. silent: further ranks without data; members
+    that have no entry in `positions` are silent too. busy: ranks in local work that began after all their open
+    exchanges. An accelerator may lag behind its CPU, so `busy` is used only if the positions alone give weak
+    confidence: then a busy rank is assumed to wait for no rank. states: the /proc state letters of the ranks'
+    processes, read while the round ran; empty text: there was no process. A process that cannot run is the strongest
+    evidence: it waits for no rank, and the collectives in which others wait for it do not show a problem of the
+    network.
     """
     silent, busy = tuple(silent), tuple(busy)
     immobile = {rank: IMMOBILE[state] for rank, state in sorted(states.items()) if state in IMMOBILE}
@@ -241,7 +242,9 @@ def _suspects(
         return (
             ends,
             Confidence.LIKELY,
-            _log_nothing(ends) + f", and {len(waits_for)} ranks wait for {'it' if len(ends) == 1 else 'them'}",
+            _log_nothing(ends)
+            + f", and {count_text(len(waits_for), 'rank waits', 'ranks wait')}"
+            + f" for {'it' if len(ends) == 1 else 'them'}",
         )
     full = next((entry for entry in missing if not entry.held_up_by), None)
     if full is not None:

@@ -101,7 +101,7 @@ def _awaited(exchanges: Iterable[tuple[Record, int]], groups: Mapping[int, Group
     If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned. Each
     link has a stream of its own, so no collective is queued behind a message, and no message behind a collective.
     Groups along one axis share a stream. Records do not name the streams, and groups of replicas share one across axes
-    (ADR 0060); so only if no exchange along the same axis has begun, one along any other axis is returned.
+    (ADR 0060). So if no exchange along the same axis has begun, one along another axis is returned.
     """
     known = list(exchanges)
     awaited = next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_AWAITED), None)
@@ -122,6 +122,6 @@ def _link_of(record: Record) -> int:
 
 
 def _whole_sequence(record: Record, entered: Mapping[int, int]) -> int:
-    """Return the number of a record's exchange in its group without the modulus: at most the last entered one."""
+    """Return the whole sequence number of a record's exchange: the newest one with this remainder that was entered."""
     newest = entered[record.group]
     return newest - (newest - record.collective_sequence) % _SEQUENCES

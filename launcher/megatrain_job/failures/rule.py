@@ -3,9 +3,9 @@
 Words are compared before patterns, because the search for them is fast, and because they select the few rules that a
 line could match (`shapes`).
 
-The heaviest line decides; among equal weights, the first in the log. The weights follow causation: a broken GPU causes
-a CUDA error, which causes an exception, then a peer's lost connection, then a timeout, then an abort. A consequence
-never outweighs a possible cause.
+The heaviest line decides; among equal weights, a cause before a consequence, then the first in the log. The weights
+follow causation: a broken GPU causes a CUDA error, which causes an exception, then a peer's timeout, then a lost
+connection, then an abort. A consequence never outweighs a possible cause.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Rule:
     is_silencer: bool = False
     """This rule decides the line even if other rules match it."""
     names_own_rank: bool = True
-    """Whether the rank that wrote the line is the culprit if the pattern names no rank."""
+    """Whether the rank that wrote the line is the culprit if the line names none."""
     is_at_start: bool = False
     """The pattern is matched where the message begins, after the prefixes of launchers and loggers."""
     is_fallback: bool = False

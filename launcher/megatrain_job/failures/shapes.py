@@ -187,7 +187,7 @@ class ShapeIndex:
                 self._keep(new)
                 continue
             for number, shape in enumerate(batch, start):
-                # a new shape may not have been kept, or may have replaced a known one
+                # new shapes are stored after this loop, because storing them may remove the known ones
                 candidates = new[shape] if shape in new else known[shape]
                 if candidates is not None:
                     found.append((number, candidates))

@@ -145,7 +145,7 @@ CAUSED_BY = r"\bcaused by previous xid (?P<cause>\d+)"
 
 
 def xid_of(number: int, text: str = "") -> Xid:
-    """Return the meaning of a number, and of the text of its message if known. Unlisted ones are hardware errors."""
+    """Return the meaning of a number with the text of its message, if known. Unlisted numbers are hardware errors."""
     for variant in VARIANTS:
         if number in variant.numbers and re.search(variant.text, text.lower()):
             return Xid(number, variant.meaning, variant.kind, variant.advice)

@@ -1,7 +1,7 @@
 """A running job as stored in etcd, kept current by a thread that reads it when a watch reports a change.
 
-The thread reads at most twice a second, and by default at least every five seconds. While etcd is unavailable, the last
-state is kept, with its age and the reason; the watch and the client recover by themselves.
+The thread reads at most twice a second, and by default at least every five seconds, unless reads are slow. While etcd
+is unavailable, the last state is kept, with its age and the reason; the watch and the client recover by themselves.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
 """etcd must answer within this time, because a page that shows an old state must report that within two seconds."""
 _OTHER_DIRECTORIES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
-"""Directories of keys that a JobSnapshot does not contain."""
+"""Directories of the keys that `read_records` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdRecords:
-    """etcd's records that are not in the snapshot."""
+    """Records that the snapshot lacks: all verdicts with their outcomes, check reports, the evidence of a hang."""
 
     cases: tuple[VerdictWithOutcome, ...] = ()
     checks: dict[str, CheckReport] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class EtcdPoll:
         return Unreachable(f"etcd is out of reach: {self.problem}", since_s)
 
     def health(self, now_s: float) -> Health | None:
-        """Return the health of the job at a given time, as far as this state shows; None before the first answer."""
+        """Return the health of the job at a given time, as far as this state shows; None before the first read."""
         if self.snapshot is not None:
             return assess(self.snapshot, now_s, self.unreachable).health
         return None if self.unreachable is None else health_of([self.unreachable.reason])
@@ -201,7 +201,11 @@ class EtcdJob:
 
 
 def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
-    """Return etcd's records that are not in a JobSnapshot. Raises: CoordinationError."""
+    """Return the records that a JobSnapshot lacks: of check reports, the newest of each host; of evidence, that of the
+    newest round that has any.
+
+    Raises: CoordinationError.
+    """
     cases, unreadable = read_cases(client, keys)
     checks: dict[str, CheckReport] = {}
     for report in decode_all(CheckReport, client.read_all(KeyRange.prefix(keys.directory("checks"))).items, unreadable):

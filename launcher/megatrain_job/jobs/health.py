@@ -36,7 +36,7 @@ class ReasonCode(StrEnum):
     FAILED = "failed"
     LATE = "late"
     RESTART_LIMIT = "brake"
-    """The glossary gives this reason its code."""
+    """docs/glossary.md has this code under "restart limit"."""
     SAVES_FAIL = "saves-fail"
     CHECKPOINT_OLD = "checkpoint-old"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"

@@ -41,7 +41,7 @@ _RESTART_LIMIT = "stopped-by-the-brake.md"
 
 
 def rank_end_text(failure: RankFailure) -> str:
-    """Return "rank 3 was killed by SIGKILL (9)", its log's label, and whether other workers had ended before."""
+    """Return "rank 3 was killed by SIGKILL (9)", its log's label and culprit, and whether it ended as a victim."""
     label = f": {failure.label}" if failure.label else ""
     names = f", which names {failure.culprit}" if failure.culprit else ""
     victim = ", because other workers had ended" if is_victim(failure) else ""

@@ -119,7 +119,7 @@ def _of_end(end: JobEnd) -> _Answer:
     if end.exit_code == ExitCode.OK:
         return JobState.FINISHED, f"finished: {end.reason}", end.created_unix_s
     if end.exit_code == ExitCode.SAVED_AND_STOPPED:
-        return JobState.SAVED, f"saved and stopped, start it again to continue: {end.reason}", end.created_unix_s
+        return JobState.SAVED, f"saved and stopped; start it again to continue: {end.reason}", end.created_unix_s
     return JobState.FAILED, f"over, with exit code {end.exit_code}: {end.reason}", end.created_unix_s
 
 
@@ -133,7 +133,7 @@ def _of_halt(snapshot: JobSnapshot, newest: Round, halt: Halt, views: Sequence[H
     elif (num_fit := _num_usable(views)) < _min_hosts(snapshot):
         waits = f"waits for hosts: {num_fit} of at least {_min_hosts(snapshot)} can be used"
     else:
-        waits = "all have stopped, the driver decides how to continue"
+        waits = "all have stopped, and the driver decides how to continue"
     return JobState.RECOVERING, f"recovering, {waits}: {halt.reason}", halt.created_unix_s
 
 

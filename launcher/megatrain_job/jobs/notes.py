@@ -1,8 +1,9 @@
 """Notes that people put on a run, at a step or at a time: "learning rate lowered", "switch 4 was replaced".
 
 A note is an entry of the audit of actions (megatrain.run_files.action_log), so one write records both the note and its
-author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. All rules are checked
-under the file's lock, so that if two people retract a note at once, one gets an error.
+author. Entries never change: a separate entry retracts a wrong note, and both stay in the audit. The limits, and
+whether a note can be retracted, are checked under the file's lock: if two people retract a note at once, one gets an
+error.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Note:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Return whether the note's step was lost in the incident, or its time is within five minutes of it."""
+        """Return whether the note's step is one from the resumed step to the last step before the incident, or its time
+        is in the incident or at most five minutes away.
+        """
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
         if self.at_unix_s is not None:
@@ -103,7 +106,8 @@ class NoteWriter:
         """Write a note durably at a step or at a time (default: now), and return it.
 
         key: idempotency key; a second call with the same key writes nothing.
-        Raises: UsageError for an invalid text, step or time, NoteRefusedError beyond a limit, OSError.
+        Raises: UsageError for an invalid text, step or time; NoteRefusedError beyond a limit, or for the key of another
+        request; OSError.
         """
         at_unix_s = self._clock() if step is None and at_unix_s is None else at_unix_s
         entry = self._entry(NOTE, _place_text(step, at_unix_s), checked_text(text, "a note"), author, key)
@@ -112,7 +116,8 @@ class NoteWriter:
     def retract(self, note_id: str, reason: str, author: Author, *, key: str = "") -> Note:
         """Retract a note; it stays in the audit. Return it.
 
-        Raises: NotFoundError, NoteRefusedError if it is retracted already, UsageError, OSError.
+        Raises: NotFoundError; NoteRefusedError if it is retracted already, beyond the limit of an hour, or for the key
+        of another request; UsageError; OSError.
         """
         entry = self._entry(RETRACTION, note_id, checked_text(reason, "the reason"), author, key)
 
@@ -255,7 +260,8 @@ def _check_rate(past: ActionTrail, now_s: float) -> None:
     )
     if len(times) >= MAX_AN_HOUR:
         wait_s = times[len(times) - MAX_AN_HOUR] + _WINDOW_S - now_s
-        text = f"{count_text(len(times), 'note')} within the last hour, and no more are accepted"
+        notes = count_text(len(times), "note or retraction", "notes and retractions")
+        text = f"{notes} within the last hour, and no more are accepted"
         raise NoteRefusedError(f"{text}; try again in {seconds_text(wait_s)}", wait_s)
 
 

@@ -6,7 +6,7 @@ certificate.pem   if other hosts reach the etcd: its certificate, and the only o
 key.pem           key of the certificate
 
 All four files must belong to the reading user, and no other user may be able to write them. Otherwise another user
-could redirect the password to a server of theirs. Only this run's password is ever sent.
+could redirect the password to a server of their own. Only this run's password is ever sent.
 """
 
 from __future__ import annotations

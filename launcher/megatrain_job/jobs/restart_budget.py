@@ -19,7 +19,7 @@ class RestartBudget:
     """Restarts that no person requested. `recent`: within the last hour.
 
     `without_new_step`: the newest restarts in a row after which no new step was completed. `per_hour` and
-    `without_progress`: the limits of their numbers.
+    `without_progress`: how many of each are allowed.
     """
 
     recent: tuple[Incident, ...]
@@ -44,9 +44,11 @@ class RestartBudget:
     def text(self) -> str:
         """Return how many restarts are used, for the limit that is more nearly reached."""
         if len(self.recent) * self.without_progress >= len(self.without_new_step) * self.per_hour:
-            return f"{len(self.recent)} of {self.per_hour} restarts within an hour are used ({_PER_HOUR})"
+            verb = "is" if len(self.recent) == 1 else "are"
+            return f"{len(self.recent)} of {self.per_hour} restarts within an hour {verb} used ({_PER_HOUR})"
+        verb = "has" if len(self.without_new_step) == 1 else "have"
         return (
-            f"{len(self.without_new_step)} of {self.without_progress} restarts in a row have led to no new step "
+            f"{len(self.without_new_step)} of {self.without_progress} restarts in a row {verb} led to no new step "
             f"({_WITHOUT_PROGRESS})"
         )
 

@@ -49,7 +49,10 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts in a run's directory. holder: the process that holds the lock of a launch, or held it last."""
+    """The facts in a run's directory.
+
+    holder: the process that holds the lock of a launch, or held it last; without such a lock, the run lock's holder.
+    """
 
     is_run: bool
     exit_code: int | None = None
@@ -105,8 +108,8 @@ _NOTHING_KNOWN = LastKnown()
 def run_state_of(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunState:
     """Return the state that a run's directory shows.
 
-    last: decides if no launch on this machine recorded an end; the text about a failed run names its incident. Pure
-    function.
+    last: decides if no exit code is recorded and no launch on this machine was killed; the text about a failed run
+    quotes its incident. Pure function.
     """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
@@ -192,7 +195,7 @@ def _ended(exit_code: int, last: Incident | None) -> RunState:
     if exit_code == ExitCode.OK:
         return RunState(RunKind.ENDED, "ended: it finished (exit code 0)", exit_code)
     if exit_code == ExitCode.SAVED_AND_STOPPED:
-        text = f"ended: it was saved and stopped, launch it again to continue (exit code {exit_code})"
+        text = f"ended: it was saved and stopped; launch it again to continue (exit code {exit_code})"
         return RunState(RunKind.ENDED, text, exit_code)
     why = "" if last is None else f"; {_incident_text(last)}"
     text = f"ended: it failed, with exit code {exit_code}{why}"

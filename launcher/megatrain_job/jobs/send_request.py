@@ -30,7 +30,8 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put, shown
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 ACCEPT_S = 20.0
-"""A new driver is elected soon after the lease of the old one has run out. If none has answered by then, none will."""
+"""If no driver has answered within this time, none will: a new one is elected soon after the lease of the old one has
+run out."""
 _LEASE_MARGIN_S = 10
 _POLL_S = 0.5
 UNREACHABLE_S = 5.0
@@ -93,8 +94,8 @@ def request_events(
     accept_s: float = ACCEPT_S,
     unreachable_s: float = UNREACHABLE_S,
 ) -> Generator[RequestEvent, None, None]:
-    """Send a request and yield its answers until the consumer stops. Yield `EtcdUnreachable`, at most once, if etcd
-    does not answer for `unreachable_s`.
+    """Send a request and yield its answers until the consumer stops. After the first answer, yield `EtcdUnreachable`,
+    at most once, if etcd is unreachable for `unreachable_s`.
 
     Raises: CoordinationError when no driver answers within `accept_s`, or the consumer has not stopped within
     `timeout_s`: then the request is withdrawn, unless a driver has accepted it.

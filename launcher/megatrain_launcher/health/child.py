@@ -40,7 +40,7 @@ class ProbeEnd:
     def problem(self) -> str:
         """The end of the probe, with the last line of its stderr."""
         if self.exit_code is None:
-            return f"no end within {self.deadline_s:g} s"
+            return f"its probe did not end within {self.deadline_s:g} s"
         how = f"its probe {end_text(self.exit_code)}"
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         return f"{how}: {lines[-1][:_MAX_SHOWN]}" if lines else how

@@ -126,7 +126,10 @@ def _is_allowed(offset: Offset, limit_s: float) -> bool:
 
 
 def _ask(endpoint: Endpoint, settings: EtcdSettings) -> Offset | None:
-    """Return the bounds of one response; None if it has no date. Raises: ConfigError for unusable TLS files."""
+    """Return the bounds of one response; None if there is no response, or it has no date.
+
+    Raises: ConfigError for unusable TLS files.
+    """
     timeout_s = min(_ANSWER_S, settings.attempt_s)
     connection: http.client.HTTPConnection
     if endpoint.scheme == "https":

@@ -1,4 +1,4 @@
-"""A program that times each device of this host alone, then an all-reduce among them over the loopback interface.
+"""A program that times each device of this host, then an all-reduce among them; CPU ranks use the loopback interface.
 
 Prints each measurement at once as a line of JSON, so that it is not lost if a later part hangs.
 """

@@ -102,7 +102,7 @@ def _wait(children: dict[int, int], timeout_s: float) -> dict[int, str]:
             for pid, number in left.items():
                 os.kill(pid, signal.SIGKILL)
                 # after a failure, the others may only wait for the failed child, so they get no error
-                ends[number] = "" if has_failed else f"no end within {timeout_s:g} s"
+                ends[number] = "" if has_failed else f"it did not end within {timeout_s:g} s"
             _reap(left)
             break
         if left:

@@ -15,7 +15,7 @@ from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 
 
 def main(deadline_s: float) -> None:
-    """Print the reading of NVML, or of nvidia-smi if NVML's Python binding is not installed."""
+    """Print the reading of NVML, or of nvidia-smi if NVML's Python binding or library is missing."""
     guard_probe()
     reading = read_nvml() or read_nvidia_smi(deadline_s) or DriverReading("")
     sys.stdout.write(encode(reading).decode() + "\n")

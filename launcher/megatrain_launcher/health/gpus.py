@@ -10,6 +10,7 @@ from pathlib import Path
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.files.system_files import system_text
 from megatrain.contracts.records.record import decode
+from megatrain.formatting import count_text
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
@@ -103,7 +104,7 @@ def _judge_driver(reading: DriverReading, kernel_module: str) -> HealthFinding:
         return failed(name, f"{reading.error}{_advice(reading.error)}")
     if kernel_module and reading.version and kernel_module != reading.version:
         return failed(
-            name, f"the kernel has driver {kernel_module}, the library is of version {reading.version}{_REBOOT}"
+            name, f"the kernel has driver {kernel_module}, but the library is of version {reading.version}{_REBOOT}"
         )
     return passed(name, f"driver {reading.version or 'of unknown version'}, read with {reading.source}")
 
@@ -112,7 +113,8 @@ def _judge_count(
     reading: DriverReading, chosen: Sequence[GpuReading], num_workers: int, num_before: int, visible: str | None
 ) -> HealthFinding:
     found = len(reading.gpus)
-    state = f"{found} GPUs" + ("" if len(chosen) == found else f", {len(chosen)} by CUDA_VISIBLE_DEVICES={visible}")
+    state = count_text(found, "GPU")
+    state += "" if len(chosen) == found else f", {len(chosen)} by CUDA_VISIBLE_DEVICES={visible}"
     if found < num_before:
         finding = failed(NAMES[1], f"{state}; this host had {num_before} before: see the kernel log for lost GPUs")
         return replace(finding, value=found, unit="GPUs")
@@ -128,7 +130,7 @@ def _judge_state(gpus: Sequence[GpuReading]) -> HealthFinding:
     if broken:
         return failed(name, "; ".join(broken) + "; reset or replace it")
     noted = [
-        f"GPU {gpu.index}: {gpu.uncorrected_errors} uncorrected memory errors since the driver was loaded"
+        f"GPU {gpu.index}: {count_text(gpu.uncorrected_errors, 'uncorrected memory error')} since the driver was loaded"
         for gpu in gpus
         if gpu.uncorrected_errors
     ]

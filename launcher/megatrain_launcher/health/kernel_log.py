@@ -1,7 +1,7 @@
 """Reads recent GPU errors from the kernel's log: NVIDIA's Xid messages, which later queries of the driver do not show.
 
-The log has them with the time since boot. Without permission to read the log, the check is skipped, and a hang is
-judged without them.
+The log has these messages with the time since boot. Without permission to read the log, the check is skipped, and a
+hang is judged without these errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)(?P<text>.*)"
 _LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")
 _MAX_NAMED = 3
 _MAX_KEPT = 32
-"""Of all GPUs of a host: a broken one repeats the same few numbers."""
+"""The most errors that are kept for all GPUs of a host together: a broken GPU repeats the same few numbers."""
 _MAX_TEXT = 120
 
 
@@ -149,5 +149,5 @@ def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
         )
     if handled:
         what = count_text(len(handled), "error")
-        return warning(NAMES[0], f"{what} that the GPU driver corrected, the newest: {handled[-1]}")
+        return warning(NAMES[0], f"{what} that the GPU driver handled, the newest: {handled[-1]}")
     return passed(NAMES[0], "no hardware error of a GPU within the last hour")

@@ -33,7 +33,7 @@ def judge_open_files(soft_limit: int) -> HealthFinding:
     if soft_limit < TOO_FEW_FILES:
         return failed(NAMES[0], f"{soft_limit}; a worker needs at least {TOO_FEW_FILES}: ulimit -n {FEW_FILES}")
     if soft_limit < FEW_FILES:
-        return warning(NAMES[0], f"{soft_limit}; enough for a few hosts, large jobs need ulimit -n {FEW_FILES}")
+        return warning(NAMES[0], f"{soft_limit}; enough for a few hosts, but large jobs need ulimit -n {FEW_FILES}")
     return passed(NAMES[0], f"{soft_limit}")
 
 

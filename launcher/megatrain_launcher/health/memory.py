@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.contracts.files.system_files import system_text
+from megatrain.formatting import count_text
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
@@ -66,11 +67,13 @@ def judge_errors(corrected: int, uncorrected: int, corrected_before: float | Non
     name = NAMES[1]
     seen = {"memory_corrected_errors": float(corrected)}
     if uncorrected:
-        return failed(name, f"{uncorrected} uncorrected memory errors since boot; replace the module")
+        errors = count_text(uncorrected, "uncorrected memory error")
+        return failed(name, f"{errors} since boot; replace the module")
     if corrected_before is not None and corrected > corrected_before:
         more = corrected - int(corrected_before)
-        return replace(warning(name, f"{more} more corrected memory errors than at the last check"), seen=seen)
-    return replace(passed(name, f"{corrected} corrected errors since boot"), seen=seen)
+        errors = count_text(more, "more corrected memory error")
+        return replace(warning(name, f"{errors} than at the last check"), seen=seen)
+    return replace(passed(name, f"{count_text(corrected, 'corrected error')} since boot"), seen=seen)
 
 
 def _count(path: Path) -> int:

@@ -19,7 +19,8 @@ GPU_BYTES = 64 << 20
 def measure_all_reduce(
     device_type: str, index: int, rank: int, world_size: int, make_store: Callable[[], Any], timeout_s: float
 ) -> dict[str, float]:
-    """Return wait_s, the time until all ranks were connected, and reduce_s, the best of REPETITIONS all-reduces.
+    """Return wait_s, the time until all ranks were connected and had completed a first all-reduce, and reduce_s, the
+    time of the fastest of REPETITIONS further ones.
 
     device_type: "cuda", or anything else for the CPU. index: the GPU of this rank.
 

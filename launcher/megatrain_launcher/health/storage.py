@@ -77,8 +77,8 @@ def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> 
     if isinstance(free, str):
         text = f"telemetry.black_box_directory={directory} cannot be used: {free}"
         return failed(name, f"{text}; fix this, or set another directory")
-    state = f"{free / MIB:.0f} MiB free in {directory}, black boxes take {needed_bytes / MIB:.0f}"
-    advice = "raise it (containers: --shm-size), or lower telemetry.black_box_records"
+    state = f"{free / MIB:.0f} MiB free in {directory}; black boxes take {needed_bytes / MIB:.0f} MiB"
+    advice = "enlarge it (containers: --shm-size), or lower telemetry.black_box_records"
     if free < needed_bytes:
         finding = failed(name, f"{state}; {advice}")
     elif free < needed_bytes + SHARED_MEMORY_RESERVE_BYTES:
@@ -94,7 +94,7 @@ def _free_bytes(directory: Path) -> int | str:
         with suppress(FileNotFoundError):  # the directory is made with the first black box
             check_own_directory(own_box_directory(directory))
     except NotOwnError as error:
-        return f"{error.filename} {error.strerror}, remove it"
+        return f"{error.filename} {error.strerror}; remove it"
     except OSError as error:
         return error.strerror or str(error)
     if not os.access(directory, os.W_OK):

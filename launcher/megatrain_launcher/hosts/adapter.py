@@ -40,7 +40,7 @@ class HostAdapter(Protocol):
         """Its name in --platform."""
 
     def facts(self) -> HostFacts:
-        """Return the facts of this host. Raises: ConfigError when the environment contradicts itself."""
+        """Return the facts of this host. Raises: ConfigError when the environment is incomplete or unsuitable."""
 
     def cordon(self, host: str, reason: str) -> str:
         """Exclude a host from other jobs of the cluster; return a sentence on what was done, empty without a scheduler.

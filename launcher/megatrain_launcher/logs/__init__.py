@@ -1,1 +1,1 @@
-"""The output of workers and of the launcher: its rotating files, its lines on the console, the logs of failures."""
+"""The output of workers and of the launcher: rotating files, lines on the console, and a search for failures."""

@@ -1,7 +1,7 @@
 """A rank's log on disk, bounded in size: a file, and older ones with numbers appended.
 
-A full or failing disk loses lines but never blocks the reader: lost bytes are counted, and their number is written to
-the file when writing works again. A removed file is recreated, and its lost content is counted too.
+A full or failing disk loses lines but raises no error: lost bytes are counted, and their number is written to the file
+when writing works again. A removed file is recreated, and its lost content is counted too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RotatingFile:
                     self._rotate()
         except OSError as error:
             self._lost_bytes += len(rest)
-            self.problem = f"{self.path} cannot be written ({error.strerror}); lines are lost, training continues"
+            self.problem = f"{self.path} cannot be written ({error.strerror}); lines are lost, but training continues"
             return
         self.problem = ""
 

@@ -45,11 +45,11 @@ _TEE_CLOSE_S: Final = 1.0
 
 @dataclass(slots=True)
 class LogWatch:
-    """Classifies one rank's log: `feed` takes its bytes, `finish` is called when its process has exited."""
+    """Classifies one rank's log: `feed` takes its bytes, and `finish` is called when its process has exited."""
 
     rank: int
     problem: str = ""
-    """The reason why this log is no longer classified; empty if it is."""
+    """The reason why this log is no longer classified; empty while it is classified."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 

@@ -17,6 +17,7 @@ from email.utils import format_datetime
 from string import Template
 from typing import Any
 
+from megatrain.formatting import count_text
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_launcher.notify.message import Message
 from megatrain_launcher.notify.plan import REFRESH_S
@@ -85,7 +86,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
         return event
     facts = dict(message.facts(topic))
     if message.num_waiting:
-        facts["waiting"] = f"{message.num_waiting} further topics will be sent later"
+        facts["waiting"] = f"{count_text(message.num_waiting, 'further topic')} will be sent later"
     event["payload"] = {
         "summary": _cut(f"{message.job}: {topic.what}", _PAGERDUTY_SUMMARY),
         "source": topic.hosts[0] if topic.hosts else message.job,

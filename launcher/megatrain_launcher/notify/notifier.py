@@ -23,7 +23,7 @@ LAST_S = 5.0
 
 
 class Notifier:
-    """Notifies the receivers of a job during one leadership. `make_notifier` makes one for each leadership."""
+    """Notifies the receivers of a job during one leadership. The function that `notifier_of` returns makes one."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Notifier:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Receivers that cannot be reached, and why."""
+        """Why receivers cannot be notified, and why the job's topics cannot be read; empty if all works."""
         found = [sender.problem for sender in self._senders]
         if self._topics is not None:
             found.append(self._topics.problem)
@@ -69,7 +69,7 @@ class Notifier:
 
 
 MakeNotifier = Callable[[Leadership], Notifier]
-"""Starts notifying, for as long as a leadership lasts."""
+"""Starts to notify the receivers for one leadership."""
 
 
 def notifier_of(config: Config, client: EtcdClient, keys: JobKeys, clock: Callable[[], float]) -> MakeNotifier:

@@ -65,7 +65,8 @@ class Plan:
 
     record: ReceiverRecord
     topics: tuple[Topic, ...] = ()
-    """New topics of one message, worst first; empty: nothing is sent."""
+    """The topics of the message: first the new ones or, with DeliveryMode.STATE, all open ones; then those that ended,
+    and with DeliveryMode.PAGE those that advanced. Empty: nothing is sent."""
     waiting: tuple[Topic, ...] = ()
     """New topics that are sent later, so that a job that fails repeatedly does not page a hundred times."""
     wake_unix_s: float | None = None

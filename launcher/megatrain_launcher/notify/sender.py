@@ -165,4 +165,4 @@ class NoticeSender:
 
 
 def _problem_text(receiver: str, reason: str) -> str:
-    return f"{receiver} cannot be notified of this job, and is tried again: {reason}"
+    return f"{receiver} cannot be notified of this job and will be tried again: {reason}"

@@ -1,4 +1,4 @@
-"""The newest view of the job, for all senders: one thread reads etcd for any number of receivers."""
+"""The newest topics of the job, for all senders: one thread reads etcd for any number of receivers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TopicSnapshot:
     topics: tuple[Topic, ...]
     links: PageLinks
     left_s: float | None = None
-    """Set in the last view of a job that is over: the seconds that senders have to report it."""
+    """Set in the last snapshot of a job that is over: the seconds that senders have to report it."""
 
     @property
     def is_last(self) -> bool:
@@ -64,7 +64,7 @@ class TopicReader:
 
 
 class TopicFollower:
-    """Keeps the newest view until `close`. One thread calls `read`."""
+    """Keeps the newest snapshot of the topics until `close`. One thread calls `read`."""
 
     def __init__(self, read: ReadTopics, clock: Callable[[], float]) -> None:
         self._read = read
@@ -97,7 +97,9 @@ class TopicFollower:
         self.wake()
 
     def next(self, seen: int, wake_unix_s: float, closed: threading.Event) -> TopicSnapshot | None:
-        """Wait for a view newer than number `seen`, or until a given time; return the newest view, None when closed."""
+        """Wait for a snapshot newer than number `seen`, at most until a given time unless `seen` is 0. Return the
+        newest snapshot, None when closed.
+        """
 
         def is_over() -> bool:
             newest = self._newest

@@ -158,7 +158,7 @@ def test_notes_through_the_page_are_limited_to_sixty_an_hour(page: NotesPage) ->
     for number in range(MAX_AN_HOUR):
         writer.add(f"note {number}", Author("loop", "operator"))
     refused = page.note("one too many")
-    refused.assert_refused(429, "60 notes within the last hour")
+    refused.assert_refused(429, "60 notes and retractions within the last hour")
     assert 0 < int(refused.headers["retry-after"]) <= 3601
     assert len(page.texts()) == MAX_AN_HOUR
 

@@ -97,7 +97,7 @@ CASES = {
     ),
     "an error elsewhere contradicts": Case(
         LATE_4, {"a": (age(BUS),)}, (4,), ("c",), "certain", (), ("a",),
-        "before the evidence; but the positions of the ranks show c",
+        "before the evidence; but the positions of the ranks point to c",
     ),
     "errors there and elsewhere": Case(
         LATE_4, {"a": (age(FAULT),), "c": (age(BUS),)}, (4,), ("c",), "certain", ("c",), ("a",),
@@ -105,7 +105,7 @@ CASES = {
         "evidence; it does not explain the hang",
     ),
     "a stopped process stays the culprit": Case(
-        {1: STOPPED}, {"b": (age(BUS),)}, (1,), ("a",), "certain", (), ("b",), "; but the positions of the ranks show a"
+        {1: STOPPED}, {"b": (age(BUS),)}, (1,), ("a",), "certain", (), ("b",), "the positions of the ranks point to a"
     ),
     "two late ranks, one with a broken GPU": Case(
         {1: BEHIND, 4: BEHIND}, {"c": (age(BUS),)}, (1, 4), ("a", "c"), "certain", ("c",), (), "c reported Xid 79"

@@ -306,7 +306,7 @@ def test_outcome_of_xid_messages() -> None:
         ([record(79, 13000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 0 s ago"),
         ([record(79, 14000.0)], "passed", ""),
         ([record(31, 9999.0), record(45, 9999.0)], "passed", ""),
-        ([record(94, 9999.0)], "warning", "1 error that the GPU driver corrected"),
+        ([record(94, 9999.0)], "warning", "1 error that the GPU driver handled"),
         ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
     ]:
         finding = kernel_log.judge_kernel_log(lines, now_s=10000.0)

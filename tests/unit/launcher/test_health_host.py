@@ -74,7 +74,7 @@ def test_disk_without_an_answer_fails(tmp_path: Path) -> None:
 
     (finding,) = storage.check_disk(health_context(tmp_path, probe=probe), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
-    assert "no end within 15 s" in finding.detail
+    assert "its probe did not end within 15 s" in finding.detail
 
 
 # shared memory

@@ -223,7 +223,7 @@ def test_a_pair_that_failed_makes_no_host_unfit() -> None:
     for output, exit_code, reason in [
         ('{"part": "pair", "number": 0, "error": "RuntimeError: refused"}', 0, "RuntimeError: refused"),
         ('{"part": "pair", "error": "torch sees no CUDA device"}', 1, "no CUDA device"),
-        ("", None, "no end within 120 s"),
+        ("", None, "its probe did not end within 120 s"),
         ("", -9, "SIGKILL"),
         ("", 0, "no measurement"),
         (

@@ -128,8 +128,8 @@ def test_kinds_of_broken_measurements_are_distinguished() -> None:
     for some, problem, expected, detail in [
         ([], "SIGSEGV", ["failed"] * 3, "SIGSEGV"),
         ([{"part": "device", "error": "torch sees no CUDA device"}], "", ["failed"] * 3, "no CUDA device"),
-        (lines()[:1], "no end within 140 s", ["failed"] * 3, "no end within"),
-        (lines()[:3], "no end within 140 s", ["passed", "passed", "failed"], "no end within"),
+        (lines()[:1], "it did not end within 140 s", ["failed"] * 3, "it did not end within"),
+        (lines()[:3], "it did not end within 140 s", ["passed", "passed", "failed"], "it did not end within"),
         (
             [*lines()[:3], {"part": "loopback", "number": 1, "error": "was killed by SIGBUS (7)"}],
             "",
@@ -226,7 +226,7 @@ def test_broken_measurement_leaves_the_others() -> None:
         ("mixed", 1): "RuntimeError: first line",
         ("dead", 0): "was killed by SIGSEGV (11)",  # and no part of the one that waited for it
         ("stuck", 0): "",
-        ("stuck", 1): "no end within 0.3 s",
+        ("stuck", 1): "it did not end within 0.3 s",
     }
     loads = [line["others_busy"] for line in found if line["part"].endswith("-load")]
     assert len(loads) == 3
@@ -246,7 +246,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     )  # fmt: skip
     end = run_probe("probe", [], environment={"PYTHONPATH": str(tmp_path)}, deadline_s=1.0)
     assert end.exit_code is None
-    assert end.problem == "no end within 1 s"
+    assert end.problem == "its probe did not end within 1 s"
     child = int(end.output)
     wait_until(lambda: not is_running(child), "the grandchild's end")
 

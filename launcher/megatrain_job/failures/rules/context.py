@@ -1,7 +1,8 @@
 """Lines that are not a sign of a failure, but give context to later lines: frames of tracebacks, torch's table of
 failures, sequence numbers of NCCL's watchdog.
 
-They are ignored once a line with more weight than their rule has decided the verdict.
+The weight of each rule decides how long its lines are read: the classifier skips lines whose weight is too low to
+change the verdict.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from megatrain_job.jobs.job_state import JobActivity, JobState
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 BEGIN_S = 30.0
-"""A daemon and its streamers start with the job, and restart within seconds after an exit."""
+"""Nothing is reported so early in a round: the daemon and the streamers start with the job, and restart within seconds
+after an exit."""
 REPORT_S = 5.0
 """The interval between two reports of the daemon."""
 _SILENT_S = 30.0

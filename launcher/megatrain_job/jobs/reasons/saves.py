@@ -61,7 +61,7 @@ def _failures(saves_by_host: Mapping[str, HostSaves]) -> Iterator[Reason]:
         text = f"the last {saves.num_failed} checkpoints did not reach storage ({host}): {saves.error}"
         yield Reason(ReasonCode.SAVES_FAIL, text, saves.failing_unix_s, hosts)
     elif saves.num_failed:
-        text = f"the last checkpoint did not reach storage, the next one is tried ({host}): {saves.error}"
+        text = f"the last checkpoint did not reach storage; the next one will be tried ({host}): {saves.error}"
         yield Reason(ReasonCode.SAVE_FAILED, text, saves.failing_unix_s, hosts)
 
 

@@ -24,8 +24,8 @@ _LATE_STEPS = 3.0
 """A step is late after the longer of _LATE_S and this many median steps. A status may be some seconds old."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
-"""Time for hosts to register, if the job's record has no limit. Ranks have no limit here, because executors watch them
-and report stalls."""
+"""Time for hosts to register or to stop their workers, if the job's record has no limit. Ranks have no limit here,
+because executors watch them and report stalls."""
 
 
 def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
@@ -64,7 +64,7 @@ def reasons_of_training(snapshot: JobSnapshot, activity: JobActivity, now_s: flo
 
 
 def _late(snapshot: JobSnapshot, activity: JobActivity, incident: Incident | None, now_s: float) -> Reason | None:
-    """Return the reason if hosts have not registered in time."""
+    """Return the reason if hosts have not registered, or not stopped their workers, in time."""
     patience_s = number_of(_config(snapshot), _PATIENCE_KEY) or _PATIENCE_S
     began_s = activity.since_unix_s
     if began_s is None or now_s - began_s <= patience_s:
@@ -106,7 +106,7 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     newest = snapshot.newest_round
     if held is None or newest is None or held.state is not IncidentState.HELD or held.round != newest.number:
         return
-    text = f"held {age_text(held.moments.detected, now_s)} ago, no host evicted: {held.reason}"
+    text = f"hosts were held {age_text(held.moments.detected, now_s)} ago, and no host was evicted: {held.reason}"
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)
 
 
@@ -128,7 +128,7 @@ def reasons_of_hosts(activity: JobActivity) -> Iterator[Reason]:
         ranks = tuple(view.ranks)
         status = view.status
         if activity.is_live and view.is_lost:
-            what = "is lost: its lease is gone"
+            what = "is lost: its lease is gone, or the driver found it dead"
             if view.state == HostState.RETURNED:
                 what = "came back as another executor: only the next round can include it"
             text = f"{view.host} ({ranks_text(ranks)}) {what}"

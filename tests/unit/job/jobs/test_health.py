@@ -122,7 +122,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "lease gone": (
         ReasonCode.HOST_LOST, {"hosts": {"host-1": make_host(1), "host-3": make_host(3)}},
-        r"host-2 \(ranks 2-3\) is lost: its lease is gone",
+        r"host-2 \(ranks 2-3\) is lost: its lease is gone, or the driver found it dead",
     ),
     "no executor": (ReasonCode.NOT_RUNNING, {"hosts": {}, "statuses": {}, "driver": ""}, "no executor is registered"),
     "failed": (ReasonCode.FAILED, {"end": JobEnd(66, "nothing to load", NOW_S)}, "exit code 66: nothing to load"),
@@ -198,7 +198,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "held": (
         ReasonCode.HELD, {"incidents": (make_incident(state=IncidentState.HELD, round=2, reason="2 leases vanished"),)},
-        "held 12 min ago, no host evicted: 2 leases vanished",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished",
     ),
     "a late step": (
         ReasonCode.STEP_LATE, {"statuses": statuses(last_step_unix_s=NOW_S - 50)},
@@ -216,7 +216,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     ),
     "one save failed": (
         ReasonCode.SAVE_FAILED, {"statuses": reported(num_failed=1, failing_unix_s=NOW_S - 3, error="timed out")},
-        r"the last checkpoint did not reach storage, the next one is tried \(host-1\): timed out",
+        r"the last checkpoint did not reach storage; the next one will be tried \(host-1\): timed out",
     ),
     "a save is late": (ReasonCode.SAVE_LATE, old(1300), "22 min ago, and one is due every 10 min"),
     "a save is late by the interval in force": (

@@ -117,7 +117,7 @@ def test_notes_beyond_sixty_an_hour_are_refused(notes_writer: Writer) -> None:
     for number in range(MAX_AN_HOUR):
         notes_writer.add(f"note {number}", ADA)
         notes_writer.now_s += 10
-    with pytest.raises(NoteRefusedError, match="60 notes within the last hour") as refused:
+    with pytest.raises(NoteRefusedError, match="60 notes and retractions within the last hour") as refused:
         notes_writer.add("one too many", BOB)
     assert refused.value.wait_s == pytest.approx(3600 - 600)
     notes_writer.now_s += 3000.1

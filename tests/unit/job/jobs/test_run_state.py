@@ -32,7 +32,7 @@ HERE = f"process 17 on {socket.gethostname()}"
 STATES = [
         (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
         (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
-        (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
+        (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped; .*\(exit code 75\)"),
         (RunFacts(is_run=True, exit_code=66), RunKind.ENDED, "it failed, with exit code 66"),
         (RunFacts(is_run=True, has_launch=True, holder=HERE), RunKind.KILLED, r"its launch \(process 17 on .*is gone"),
         (RunFacts(is_run=True, has_launch=True, is_held=True), RunKind.UNREACHABLE, "launch is running"),

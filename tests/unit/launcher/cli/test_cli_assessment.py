@@ -126,7 +126,7 @@ def test_broken_round_names_the_hosts_it_waits_for() -> None:
     stopped = statuses(host_1=make_status(1, HostPhase.STOPPED),
                        host_2=make_status(2, HostPhase.FAILED, alive_ranks=""))  # fmt: skip
     answer = answer_of(halts={2: make_halt()}, statuses=stopped, incidents=(OPEN,))
-    assert "all have stopped, the driver decides how to continue" in answer.headline
+    assert "all have stopped, and the driver decides how to continue" in answer.headline
 
     few = answer_of(halts={2: make_halt()}, statuses=stopped, record=make_record(min_hosts=4), incidents=(OPEN,))
     assert "waits for hosts: 3 of at least 4 can be used" in few.headline
@@ -178,7 +178,7 @@ def test_lost_lease_of_a_training_host_is_a_problem() -> None:
     hosts = {"host-1": make_host(1), "host-3": make_host(3)}
     answer = answer_of(hosts=hosts)
     assert (answer.state, level(answer)) == (JobState.TRAINING, "red")
-    assert texts(answer) == ["host-2 (ranks 2-3) is lost: its lease is gone"]
+    assert texts(answer) == ["host-2 (ranks 2-3) is lost: its lease is gone, or the driver found it dead"]
 
     back = answer_of(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="another")})
     assert states(back)["host-2"] == HostState.RETURNED
@@ -203,7 +203,7 @@ def test_problem_that_does_not_stop_training_is_amber() -> None:
     assert (answer.state, level(answer)) == (JobState.TRAINING, "amber")
     assert texts(answer) == [
         "no step was completed for 50 s, and a step takes 80 ms",
-        "held 12 min ago, no host evicted: 2 leases vanished while steps went on",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished while steps went on",
         "host-1: logs cannot be written: disk full",
         "host-2: rank 3 has no process",
         "left out of this answer: /megatrain/demo/hosts/x: not JSON",
@@ -222,7 +222,7 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
     # no reason is listed twice
     assert texts(answer) == [
         "etcd raises NOSPACE: the driver can store no decision until the alarm is cleared",
-        "held 12 min ago, no host evicted: 2 leases vanished",
+        "hosts were held 12 min ago, and no host was evicted: 2 leases vanished",
         "the driver reports: rounds/3 cannot be read",
     ]
     lines = status_lines(snapshot, answer, NOW_S)
@@ -306,7 +306,8 @@ def test_large_job_shows_only_notable_hosts() -> None:
     lines = status_lines(snapshot, assess(snapshot, NOW_S), NOW_S)
 
     assert len(lines) < 15
-    assert lines[1] == "  !! host-lost: host-700 (ranks 1398-1399) is lost: its lease is gone"
+    found = "is lost: its lease is gone, or the driver found it dead"
+    assert lines[1] == f"  !! host-lost: host-700 (ranks 1398-1399) {found}"
     assert lines[-1] == "and 1,249 hosts without a problem (--all shows them)"
     assert len(status_lines(snapshot, assess(snapshot, NOW_S), NOW_S, is_all=True)) > 1250
 

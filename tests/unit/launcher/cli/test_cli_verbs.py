@@ -127,7 +127,7 @@ def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatr
     (run / "coordination" / "exit-code").write_text("75\n")
     endpoint = (run / "coordination" / "endpoint").rename(run / "away")
     reported = megatrain("status", "runs/demo", code=StatusCode.ENDED)
-    assert reported.startswith("runs/demo: ended: it was saved and stopped, launch it again to continue (exit code 75)")
+    assert reported.startswith("runs/demo: ended: it was saved and stopped; launch it again to continue (exit code 75)")
     megatrain("host", "ls", "runs/demo", code=72)
     assert (
         "runs/demo: its last job ended with exit code 75; `megatrain dashboard --replay runs/demo` shows"
