@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.records.host_verdict import AuditEntry
-from megatrain.formatting import names_text
+from megatrain.formatting import count_text, names_text
 from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     INTENT,
@@ -83,7 +83,8 @@ def audit_document(driver: Path, people: Callable[[], ActionTrail], window: Wind
     all_entries = (*map(_of_driver, outcomes), *_of_people(trail.entries))
     entries = [entry for entry in all_entries if window.holds(entry.at_unix_s)]
     entries.sort(key=lambda entry: entry.at_unix_s, reverse=True)
-    problems = [trail.problem, f"{AUDIT_NAME}: {num_damaged} lines are damaged" if num_damaged else ""]
+    damage = f"{AUDIT_NAME}: {count_text(num_damaged, 'line')} cannot be read" if num_damaged else ""
+    problems = [trail.problem, damage]
     return AuditDocument(entries=tuple(entries[:_MAX_ENTRIES]), chain_problem="; ".join(filter(None, problems)))
 
 

@@ -1,8 +1,9 @@
 """The rules that decide whether to act on a verdict, wait for approval, only record it (dry run), or decline it.
 
-Pure functions: no I/O and no clock. The rules, in order: the verdict is current; its confidence is high; storage
-accepts checkpoints; the host is the cause; enough other hosts exist; the gain exceeds the cost; the limits are not
-reached; the configuration allows it ([diagnostics] eviction).
+Pure functions: no I/O and no clock. The rules for a slow host, in order: the verdict is current; its confidence is
+high; no equal verdict has an outcome; no incident is open; storage accepts checkpoints; the host is the cause; enough
+other hosts exist; the gain exceeds the cost; the limits are not reached; the configuration allows it ([diagnostics]
+eviction). A verdict on numerics has the first five rules and its own limits; a verdict on a hang only adds evidence.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def _of_straggler(
     if not num_after:
         least = min(policy.feasible_counts)
         return _declined(
-            f"the job cannot continue without {names_text(hosts)}: {_spares_text(spares)}, and it needs {least} hosts"
+            f"the job cannot continue without {names_text(hosts)}: {_spares_text(spares)}, and it needs "
+            f"{count_text(least, 'host')}"
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
@@ -165,8 +167,8 @@ def _of_straggler(
     evicted = sum(len(incident.culprit_hosts) for incident in incidents_since(evictions, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
-            f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
-            "hour already (diagnostics.evictions_per_hour)"
+            f"{count_text(evicted + len(hosts), 'host')} would be evicted as stragglers within an hour "
+            f"(diagnostics.evictions_per_hour={policy.evictions_per_hour})"
         )
         return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.cost_s)
     reason = EvictionReason.STRAGGLER.text(

@@ -290,7 +290,7 @@ class Term:
             self._trimmer.tick(now)
             self._alarms.set_etcd_alarms(alarms(self._client))
         except CoordinationError as error:
-            _logger.warning("etcd's history was not trimmed: %s", error)
+            _logger.warning("etcd's history was not trimmed, or its alarms were not read: %s", error)
         trims = trims_of(self._keys, self._state.seen)
         if trims:
             try:

@@ -80,11 +80,11 @@ def run_standalone(
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
-    """Remove an earlier launch's records of hosts from the job's own etcd, which was just started; return the revision
-    after that.
+    """Remove the keys of an earlier launch's hosts, election and problems from the job's own etcd, which was just
+    started; return the revision after that.
 
-    No executor of this launch has started yet, so every executor registered in it was killed; its lease would block
-    this launch until it expires.
+    No executor of this launch has started yet, so every executor registered in this etcd was killed; its lease would
+    block this launch until it expires.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:

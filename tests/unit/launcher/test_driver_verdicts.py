@@ -145,7 +145,7 @@ def test_evictions_of_an_hour_are_limited() -> None:
     job.go_on_until(job.goes_on(2), 5.0)
     job.go_on(1.0)
     second = job.members(2)[1]
-    assert "1 of 1 host were evicted" in job.declined(round=2, hosts=(second,))
+    assert "2 hosts would be evicted as stragglers within an hour" in job.declined(round=2, hosts=(second,))
     job.now += 3600.0
     job.go_on(1.0)
     job.write_verdict(round=2, hosts=(second,))

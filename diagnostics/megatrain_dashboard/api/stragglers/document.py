@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document, ThresholdsDocument
 
 
 class FindingDocument(Document):
-    """One straggler: a `Finding` of analysis/findings.py. Units: seconds per step."""
+    """One straggler: a `Finding` of analysis/findings.py. Durations (`_s`) are seconds per step."""
 
     cause: str
     is_of_host: bool
