@@ -34,7 +34,8 @@ from megatrain_launcher.liveness import Liveness
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step time."""
 _TOLERATED_S = 1.0
-"""An absence of at most this time is no incident: after an outage of etcd, hosts register again one after the other."""
+"""Without a second sign, an absence of at most this time is no incident: after an outage of etcd, hosts register again
+one after the other."""
 _MIN_HOSTS = 3
 """In a smaller round, the fraction of lost leases does not show whether etcd is the cause."""
 _MANY = 2

@@ -3,7 +3,8 @@
 Pure functions: no I/O and no clock. The rules for a slow host, in order: the verdict is current; its confidence is
 high; no equal verdict has an outcome; no incident is open; storage accepts checkpoints; the host is the cause; enough
 other hosts exist; the gain exceeds the cost; the limits are not reached; the configuration allows it ([diagnostics]
-eviction). A verdict on numerics has the first five rules and its own limits; a verdict on a hang only adds evidence.
+eviction). A verdict on numerics has the first five rules, its own limits and the last rule. A verdict on a hang only
+adds evidence.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _equal_verdict(state: ClusterState, verdict: HostVerdict) -> str:
         if other is None or other.verdict_id == verdict.verdict_id or _gist(other) != _gist(verdict):
             continue
         if outcome.kind is not OutcomeKind.DECLINED or outcome.by:
-            return f"verdict {other.verdict_id} has the same content, and is {outcome.kind}"
+            return f"verdict {other.verdict_id} has the same content, and its outcome is {outcome.kind}"
     return ""
 
 
