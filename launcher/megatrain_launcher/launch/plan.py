@@ -187,12 +187,13 @@ def _host_range(flags: LaunchFlags, facts: HostFacts) -> tuple[int, int]:
     if flags.min_hosts is not None and flags.max_hosts is not None:
         if facts.num_hosts and facts.num_hosts < flags.min_hosts:
             asked = f"--nnodes={flags.min_hosts}:{flags.max_hosts}"
-            raise ConfigError([f"{asked}, but this launch has {count_text(facts.num_hosts, 'host')}; request more"])
+            raise ConfigError(
+                [f"{asked}, but this launch has {count_text(facts.num_hosts, 'host')}; request more hosts"]
+            )
         return flags.min_hosts, flags.max_hosts
     if facts.num_hosts <= flags.spares and facts.num_hosts:
-        raise ConfigError(
-            [f"--spares={flags.spares} of {count_text(facts.num_hosts, 'host')} leave none to train; request more"]
-        )
+        problem = f"--spares={flags.spares} of {count_text(facts.num_hosts, 'host')} leave none to train"
+        raise ConfigError([f"{problem}; request more hosts"])
     count = facts.num_hosts - flags.spares if facts.num_hosts else 1
     return count, count
 

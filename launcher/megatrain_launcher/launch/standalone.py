@@ -115,7 +115,10 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
 
 @contextmanager
 def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
-    """Remove the job's files in memory after the block. Yields a function; the block calls it with the exit code."""
+    """After the block, remove the job's black boxes and, if everything is saved, its snapshots from memory.
+
+    Yields a function that the block calls with the exit code.
+    """
     codes: list[int] = []
 
     def record_code(code: int) -> int:
