@@ -119,7 +119,7 @@ def _on_disk(job: str, error: MegatrainError) -> _IncidentList:
     found, problems = read_incidents(RunDirectory(run))
     for problem in problems:
         print_note(f"left out: {problem}")
-    print_note(f"note: etcd does not have the job, or etcd does not answer; the incidents shown are from {location}")
+    print_note(f"note: the job cannot be read from etcd; the incidents shown are from {location}")
     return _IncidentList(str(run), found, str(location), run)
 
 
