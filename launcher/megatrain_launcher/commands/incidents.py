@@ -86,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(args: argparse.Namespace) -> _IncidentList:
-    """Return the incidents in etcd, else those on disk. Raises: etcd's error if neither has any."""
+    """Return the incidents in etcd; if the job cannot be read there, those on disk.
+
+    Raises: the error of etcd or of the job's location if there are none on disk.
+    """
     try:
         with opened_job(args) as job:
             snapshot = read_job(job.client, job.keys, num_incidents=0)

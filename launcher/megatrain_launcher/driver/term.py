@@ -160,7 +160,7 @@ class Term:
     def lead(self, stop: threading.Event, set_reason: Callable[[str], None]) -> None:
         """Drive until `stop` is set, or until leadership is in doubt.
 
-        Raises: CoordinationError, LeadershipLostError.
+        Raises: CoordinationError, such as LeadershipLostError.
         """
         while not stop.is_set() and self._leadership.is_certain:
             try:
@@ -253,7 +253,10 @@ class Term:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
     def _transact(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
-        """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
+        """Return whether etcd applied the transaction.
+
+        Raises: CoordinationError, such as LeadershipLostError, UnknownOutcomeError or NoSpaceError.
+        """
         response = self._leadership.txn(operations, conditions)
         self._awaited = response.revision
         if not response.succeeded:

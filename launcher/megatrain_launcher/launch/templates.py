@@ -62,7 +62,7 @@ _POD_FACTS = {
 
 
 def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
-    """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
+    """Return the filled-in file. Raises: FlagError when a flag that it needs is missing, or names too few nodes."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
         problems.append("--write-template: pods need an etcd in the cluster; name it with --rdzv-endpoint=HOST:PORT")
