@@ -32,7 +32,7 @@ _MAX_ENTRIES = 1000
 
 
 class AuditEntryDocument(Document):
-    """One action that was done or requested: by the driver after a verdict, or by a person through this page."""
+    """One action: by the driver after a verdict, or by a person, through this page or with `megatrain annotate`."""
 
     at_unix_s: float
     source: str
@@ -47,7 +47,10 @@ class AuditEntryDocument(Document):
 
 
 class AuditDocument(Document):
-    """The response of /audit: the newest entry first. `chain_problem`: where the chain of hashes breaks, or empty."""
+    """The response of /audit: the newest entry first.
+
+    `chain_problem`: where the chain of hashes breaks, and how many lines of the driver cannot be read; or empty.
+    """
 
     entries: tuple[AuditEntryDocument, ...]
     chain_problem: str
