@@ -1,4 +1,6 @@
-"""The server: a socket, uvicorn on it in another thread, and a shutdown within two seconds even with open streams."""
+"""The server: a socket, and uvicorn on it in another thread. A shutdown takes at most two seconds, even with open
+streams; at most four, if a request is being computed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _SERVER_START_S = 10.0
 def listening_socket(settings: DashboardSettings) -> socket.socket:
     """Return a socket that listens at the address and port of the settings.
 
-    When the default port is taken, the next free one is used; a requested port is never replaced.
+    When the default port is taken, the first free one of the next 19 is used; a requested port is never replaced.
     Raises: ConfigError naming address, port and reason.
     """
     usual = options_of(DashboardConfig)["port"].default

@@ -159,6 +159,6 @@ def _token(path: str, key: str) -> str:
             [f"{key}={path!r} contains characters that are not allowed in a header; use letters and digits"]
         )
     if token and len(token) < _MIN_TOKEN_CHARACTERS:
-        found = f"{key}={path!r} contains a token of {len(token)} characters, which could be guessed"
+        found = f"{key}={path!r} contains a token of length {len(token)}, which could be guessed"
         raise ConfigError([f"{found}; use at least {_MIN_TOKEN_CHARACTERS}: openssl rand -hex 32 makes 64"])
     return token

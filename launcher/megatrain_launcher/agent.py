@@ -33,7 +33,7 @@ CAUSE_TIMEOUT_S: Final = 0.5
 """If the first failure here is only a consequence of another worker's failure, wait this long for the cause to appear
 on this host."""
 _GRACE_SLACK_S: Final = 2.0
-"""Added to the grace: a worker's own watchdog, which logs the reason, must end the worker first."""
+"""Added to the time for a save: a worker's own watchdog, which logs the reason, must end the worker first."""
 _WARN_INTERVAL_S: Final = 10.0
 
 

@@ -157,7 +157,7 @@ class ActionHandler:
         )
 
     def _finish(self, intent: ActionEntry, outcome: Outcome) -> ActionEntry:
-        """Write the result of an action to the audit. If that fails, the answer says so: the action was done."""
+        """Write the result of an action to the audit. If that fails, the answer reports it, as the action was done."""
         result = replace(
             intent, at_unix_s=self._clock(), stage=RESULT, is_accepted=outcome.is_accepted, is_done=outcome.is_done,
             text=outcome.text,

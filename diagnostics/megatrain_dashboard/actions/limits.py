@@ -54,8 +54,9 @@ def _host_excess(target: str, removals: Sequence[ActionEntry], num_hosts: int, n
     if target in newest or len(newest) < most:
         return None
     text = (
-        f"{count_text(len(newest), 'host')} of {num_hosts} were removed within the last {seconds_text(WINDOW_S)}; "
-        f"through this page at most {count_text(most, 'host')} may be removed in that time"
+        f"{len(newest)} of {count_text(num_hosts, 'host')} {'was' if len(newest) == 1 else 'were'} removed within the "
+        f"last {seconds_text(WINDOW_S)}; through this page at most {count_text(most, 'host')} may be removed in that "
+        "time"
     )
     return Excess(text, _wait_s(tuple(newest.values()), most, now_s))
 

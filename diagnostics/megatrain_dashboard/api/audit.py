@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from megatrain.contracts.records.host_verdict import AuditEntry
-from megatrain.formatting import names_text
+from megatrain.formatting import count_text, names_text
 from megatrain.run_files.action_log import (
     ACTIONS_NAME,
     INTENT,
@@ -32,7 +32,7 @@ _MAX_ENTRIES = 1000
 
 
 class AuditEntryDocument(Document):
-    """One action that was done or requested: by the driver after a verdict, or by a person through this page."""
+    """One action: by the driver after a verdict, or by a person, through this page or with `megatrain annotate`."""
 
     at_unix_s: float
     source: str
@@ -47,7 +47,10 @@ class AuditEntryDocument(Document):
 
 
 class AuditDocument(Document):
-    """The response of /audit: the newest entry first. `chain_problem`: where the chain of hashes breaks, or empty."""
+    """The response of /audit: the newest entry first.
+
+    `chain_problem`: where the chain of hashes breaks, and how many lines of the driver cannot be read; or empty.
+    """
 
     entries: tuple[AuditEntryDocument, ...]
     chain_problem: str
@@ -83,7 +86,8 @@ def audit_document(driver: Path, people: Callable[[], ActionTrail], window: Wind
     all_entries = (*map(_of_driver, outcomes), *_of_people(trail.entries))
     entries = [entry for entry in all_entries if window.holds(entry.at_unix_s)]
     entries.sort(key=lambda entry: entry.at_unix_s, reverse=True)
-    problems = [trail.problem, f"{AUDIT_NAME}: {num_damaged} lines are damaged" if num_damaged else ""]
+    damage = f"{AUDIT_NAME}: {count_text(num_damaged, 'line')} cannot be read" if num_damaged else ""
+    problems = [trail.problem, damage]
     return AuditDocument(entries=tuple(entries[:_MAX_ENTRIES]), chain_problem="; ".join(filter(None, problems)))
 
 

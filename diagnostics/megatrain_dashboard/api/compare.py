@@ -126,7 +126,7 @@ def compare_document(
 def differences(configs: Sequence[Mapping[str, str] | None]) -> tuple[tuple[ConfigDifference, ...], int]:
     """Return the keys whose values differ among the known configurations, and the number of keys with one value.
 
-    The keys have the order of the configurations. Fewer than two known configurations: none differs or is the same.
+    The keys have the order of the configurations. With fewer than two known configurations, there are no keys.
     """
     known = [config for config in configs if config is not None]
     keys = list(dict.fromkeys(key for config in known for key in config)) if len(known) > 1 else []

@@ -103,7 +103,7 @@ class XidDocument(Document):
     xid: int
     meaning: str
     kind: str
-    """hardware, mended, program or clean-up."""
+    """hardware, mended, program, clean-up or healthy again."""
     advice: str
 
 

@@ -40,7 +40,7 @@ class OperationDocument(Document):
     name: str
     number: int
     lane: str
-    """compute, tp, pp-send, pp-recv, dp, host or data-loader."""
+    """compute, tp, pp-send, pp-recv, dp, host, data-loader or pictures."""
     is_exchange: bool
 
 

@@ -79,7 +79,10 @@ class LiveStreams:
         return self._open.total()
 
     def check_limits(self, address: str) -> None:
-        """Check that another stream may open. Raises: RefusalError where too many streams are open already."""
+        """Check that another stream may open.
+
+        Raises: RefusalError where too many streams are open already, or the dashboard is shutting down.
+        """
         limits = self._limits
         if self._is_closed:
             raise unavailable("the dashboard is shutting down")

@@ -25,7 +25,7 @@ MAX_MARKS_OF_A_KIND = 200
 """If there are more, neighbours become one mark: a chart has space for about this number."""
 _MAX_CHANGES = 200
 _NAMED_KEYS = 3
-_NAMES = {"bad": "step without a finite loss", "config": "configuration change", "round": "new round"}
+_NAMES = {"bad": "non-finite step", "config": "configuration change", "round": "new round"}
 _TOPICS = ("incidents", "checkpoints", "overview")
 
 

@@ -111,7 +111,7 @@ def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
     def notes(request: Request, begin: From = "", end: To = "") -> Response:
         """Return the notes of the requested part of the run, the newest first and at most a thousand.
 
-        Retracted notes are included. `can_write` says whether the caller may add notes, `why_not_write` why not.
+        Retracted notes are included. `can_write`: whether the caller may add notes; `why_not_write`: why not.
         """
         window = parts.window(begin, end)
         caller = caller_of(request)

@@ -81,7 +81,7 @@ class OpenJobs:
     async def asked(self, name: str) -> AsyncIterator[FastAPI]:
         """Yield the application of a job and keep it open during a request.
 
-        Raises: RefusalError where there is no such job, or too many jobs are in use.
+        Raises: RefusalError where there is no such job, the job cannot be shown, or too many jobs are in use.
         """
         async with self._lock:
             job = await self._opened(name)

@@ -34,7 +34,10 @@ class Authenticator:
         self.sessions = Sessions(settings)
 
     def caller(self, headers: Mapping[str, str], address: str, now_s: float) -> Caller:
-        """Return the caller. Raises: RefusalError (401, or 429 after too many wrong tokens)."""
+        """Return the caller.
+
+        Raises: RefusalError: 401; 429 after too many wrong tokens; 400 or 403 for a wrong user or role of a proxy.
+        """
         found = self.known_caller(headers, address, now_s)
         if found is not None:
             return found
@@ -44,7 +47,10 @@ class Authenticator:
         raise RefusalError(401, text, headers=_BEARER_CHALLENGE)
 
     def known_caller(self, headers: Mapping[str, str], address: str, now_s: float) -> Caller | None:
-        """Return the caller if the request identifies one; else None. Raises: RefusalError for a wrong token."""
+        """Return the caller if the request identifies one; else None.
+
+        Raises: RefusalError for a wrong token, or for a wrong user or role of a proxy.
+        """
         if self.is_from_proxy(address) and headers.get(self._settings.user_header):
             return self._caller_of_proxy(headers, address)
         if "authorization" in headers:

@@ -10,7 +10,7 @@ from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_job.failures.culprit import Culprit
 
 _MAX_LINES = 50_000
-"""Limit of the lines that are classified. If each of them reports a failure, it takes seven seconds."""
+"""The most lines that are classified. If each of them reports a failure, classifying them takes seven seconds."""
 
 
 def classified_round(

@@ -51,7 +51,9 @@ class JobSource(Protocol):
     def events(self) -> StoredEvents: ...
 
     def snapshot(self) -> JobSnapshot | None:
-        """Return the last snapshot of the job from etcd, at most a second old while etcd is reachable.
+        """Return the last snapshot of the job from etcd. It is read again within a second of a change.
+
+        If a read takes long, the next one begins after a pause of four times this duration.
 
         None: the job is recorded, or etcd has not answered yet.
         """

@@ -95,7 +95,7 @@ class RunFiles:
     def _read_audit(self, path: Path) -> str:
         entries, num_damaged = read_audit(path)
         self.entries = tuple(entries)
-        return f"{path}: {count_text(num_damaged, 'line')} cannot be read and are left out" if num_damaged else ""
+        return f"{path}: {count_text(num_damaged, 'line')} cannot be read" if num_damaged else ""
 
     def _read_notes(self, path: Path) -> str:
         self.notes = notes_of(read_actions(path).entries)

@@ -165,7 +165,7 @@ def _check_is_there(snapshot: JobSnapshot, host: str) -> None:
 
 
 def _check(job: OpenJob, args: argparse.Namespace) -> int:
-    """Ask for health checks and print their findings; the exit code is 0 if all hosts are fit."""
+    """Ask for health checks and print their findings; the exit code is 0 if all hosts are fit and all pairs passed."""
     snapshot = read_job(job.client, job.keys)
     check_accepts_requests(snapshot)
     if args.host and args.host not in snapshot.hosts:

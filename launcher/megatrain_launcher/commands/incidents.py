@@ -86,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(args: argparse.Namespace) -> _IncidentList:
-    """Return the incidents in etcd, else those on disk. Raises: etcd's error if neither has any."""
+    """Return the incidents in etcd; if the job cannot be read there, those on disk.
+
+    Raises: the error of etcd or of the job's location if there are none on disk.
+    """
     try:
         with opened_job(args) as job:
             snapshot = read_job(job.client, job.keys, num_incidents=0)
@@ -119,7 +122,7 @@ def _on_disk(job: str, error: MegatrainError) -> _IncidentList:
     found, problems = read_incidents(RunDirectory(run))
     for problem in problems:
         print_note(f"left out: {problem}")
-    print_note(f"note: the job's etcd does not answer; the incidents shown are from {location}")
+    print_note(f"note: the job cannot be read from etcd; the incidents shown are from {location}")
     return _IncidentList(str(run), found, str(location), run)
 
 

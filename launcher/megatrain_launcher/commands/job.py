@@ -55,7 +55,8 @@ def _add_rest(verb: argparse.ArgumentParser, kind: RequestKind) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the request, and wait until it is done.
 
-    Raises: RefusedError with the driver's reason; CoordinationError if no driver answers.
+    Raises: UsageError if a verdict's id is missing; RefusedError with the driver's reason; CoordinationError if no
+    driver answers.
     """
     verdict = getattr(args, "verdict", None)
     if verdict == "":

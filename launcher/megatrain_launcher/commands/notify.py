@@ -95,7 +95,7 @@ def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
 
 
 def _config_file(location: Path) -> Path:
-    """Return the configuration file. Raises: DataError for a run that belongs to another user.
+    """Return the configuration file. Raises: DataError if it is missing, or if other users may have written it.
 
     The author of a configuration could name this user's secrets in it, and an address of their own to send them to.
     """

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--watch", action="store_true", dest="is_watching",
                       help="redraw at each change, until the job is over")  # fmt: skip
     parser.add_argument("--all", action="store_true", dest="is_all", help="show all hosts and all reasons; "
-                        f"without it a job of more than {MANY_HOSTS} hosts shows only those with a problem, "
-                        f"and at most {MANY_REASONS} reasons")  # fmt: skip
+                        f"without it, of more than {MANY_HOSTS} hosts, only those with a problem are shown, at most "
+                        f"{MANY_HOSTS}; of the reasons, at most {MANY_REASONS}")  # fmt: skip
     parser.epilog = (
         "Exit codes: 0 green, 3 amber, 4 red, 5 the job is over, 6 its launch was killed, 7 it was never started, "
         "68 etcd does not answer. With --watch: 0 when the job is over."

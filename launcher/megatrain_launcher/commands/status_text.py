@@ -12,7 +12,7 @@ from megatrain.commands.printing import facts, table
 from megatrain.contracts.network_address import is_loopback
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport
 from megatrain.contracts.records.incident import Incident, IncidentState
-from megatrain.formatting import age_text, names_text, ranges_text, seconds_text, short
+from megatrain.formatting import age_text, count_text, names_text, ranges_text, seconds_text, short
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.health import HealthLevel, Reason
 from megatrain_job.jobs.host_view import HostState, HostView
@@ -80,7 +80,7 @@ def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_
     if shown:
         lines += ["", *host_lines(shown, now_s)]
     if len(shown) < len(answer.hosts):
-        lines.append(f"and {len(answer.hosts) - len(shown):,} hosts without a problem (--all shows them)")
+        lines.append(f"and {count_text(len(answer.hosts) - len(shown), 'more host')} (--all shows all hosts)")
     return lines
 
 

@@ -34,7 +34,8 @@ from megatrain_launcher.liveness import Liveness
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step time."""
 _TOLERATED_S = 1.0
-"""An absence of at most this time is no incident: after an outage of etcd, hosts register again one after the other."""
+"""Without a second sign, an absence of at most this time is no incident: after an outage of etcd, hosts register again
+one after the other."""
 _MIN_HOSTS = 3
 """In a smaller round, the fraction of lost leases does not show whether etcd is the cause."""
 _MANY = 2
@@ -139,6 +140,7 @@ def _second_evidence(
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
         # all ranks agreed to save and stop, but no registered host or person requested it: a missing host may have
+        # requested it
         return _SecondEvidence((f"{names_text(saved)}: the workers were asked to save and stop, and did so",), began)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # a host that has finished its work no longer reports stalls
@@ -243,7 +245,7 @@ def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[Op
 def _returned(state: ClusterState, round_: Round) -> tuple[str, ...]:
     """Return the hosts that lost and regained their leases since the last hold of the round was recorded.
 
-    Such a host's registration has a higher revision than the round and than all of its recorded holds.
+    Such a host's registration has a higher revision than the round and than all recorded holds of the round.
     """
     keys = state.keys
     written = state.seen.get(keys.round(round_.number))

@@ -1,6 +1,6 @@
 """The driver's decision: takes the time, the state and the policy; returns actions and the reason.
 
-`decide` is a pure function (no I/O and no clock) and handles every state. Three cases are handled before the rounds. An
+`decide` is a pure function (no I/O and no clock) and handles every state. Three cases are not about readable rounds. An
 unreadable round may be running on hosts, and its key blocks the number for the next round; the driver writes a halt for
 it and uses a higher number. A candidacy without a lease would never expire; the driver removes it. If the previous
 launch left no end record, the first driver of this launch opens an incident with the downtime.

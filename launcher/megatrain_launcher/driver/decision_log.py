@@ -27,7 +27,10 @@ class DecisionLog:
         self._pending_since = 0.0
 
     def line(self, decision: Decision, now: float) -> str:
-        """Return the line to log now; empty if nothing is new. A text that differs only in its numbers is not new."""
+        """Return the line to log now; empty if nothing is new.
+
+        Unless the decision acts, a text that differs from the last one only in its numbers is not new.
+        """
         acts = HaltRound | WriteRound | SkipRound | EndJob | OpenIncident
         is_act = any(isinstance(action, acts) for action in decision.actions)
         gist = decision.reason if is_act else _NUMBER.sub("#", decision.reason)

@@ -172,7 +172,7 @@ class Driver:
             self._files.write_again()
 
     def _is_dead(self, candidate: KeyValue) -> bool:
-        """Return whether the executor of a candidate is proven dead: its port refuses connections."""
+        """Return whether a candidate's executor is proven dead: its port refuses, or answers with another session."""
         key = self._keys.host(candidate.value.decode(errors="replace"))
         item = self._client.get(key)
         if item is None or item.lease_id != candidate.lease_id:

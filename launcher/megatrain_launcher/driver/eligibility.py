@@ -10,6 +10,7 @@ from megatrain.contracts.records.host_records import CheckReport, HostPhase, Hos
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_requests import RequestKind
 from megatrain.contracts.records.rounds import Round
+from megatrain.formatting import count_text
 from megatrain_launcher.driver.incidents import CHECK_NOTE
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, Policy
 from megatrain_launcher.driver.state import ClusterState
@@ -61,7 +62,7 @@ def _refusal(state: ClusterState, policy: Policy, record: HostRecord) -> str:
     if record.host in state.cordons:
         return f"it is cordoned: {state.cordons[record.host].reason}"
     if record.num_workers != policy.num_workers:
-        return f"it has {record.num_workers} workers, but the job needs {policy.num_workers} per host"
+        return f"it has {count_text(record.num_workers, 'worker')}, but the job needs {policy.num_workers} per host"
     if state.job is not None and record.config_hash != state.job.config_hash:
         return "its configuration differs from the job's"
     return ""

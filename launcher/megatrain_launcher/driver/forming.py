@@ -72,7 +72,7 @@ def form(
     if not count and waited_s > policy.join_timeout_s:
         least = min(policy.feasible_counts)
         why = (
-            f"{count_text(len(available), 'host')} can take part, {least} are needed (waited {waited_s:.0f} s, "
+            f"{count_text(len(available), 'host')} can take part, the job needs {least} (waited {waited_s:.0f} s, "
             f"recovery.join_timeout_s={policy.join_timeout_s:g})"
         )
         why = f"{why}: {missing}" if missing else why

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.rounds import Round
+from megatrain.formatting import count_text
 from megatrain_job.failures.gpu_faults import GpuFault, blame, fault_of, worst_of
 from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, hang_suspects
 from megatrain_job.failures.hang_activity import reported_positions
@@ -157,8 +158,8 @@ def _where(rank_evidence: RankEvidence) -> str:
 
 def _collective_sentences(report: HangReport) -> list[str]:
     return [
-        f"collective {missing.sequence} of {missing.group}: {len(missing.waiting)} wait, {len(missing.absent)} never "
-        f"entered it, {len(missing.silent)} silent"
+        f"collective {missing.sequence} of {missing.group}: {count_text(len(missing.waiting), 'rank')} waiting in it, "
+        f"{len(missing.absent)} that never entered it, {len(missing.silent)} silent"
         for missing in report.missing
     ]
 

@@ -1,8 +1,10 @@
 """The rules that decide whether to act on a verdict, wait for approval, only record it (dry run), or decline it.
 
-Pure functions: no I/O and no clock. The rules, in order: the verdict is current; its confidence is high; storage
-accepts checkpoints; the host is the cause; enough other hosts exist; the gain exceeds the cost; the limits are not
-reached; the configuration allows it ([diagnostics] eviction).
+Pure functions: no I/O and no clock. The rules for a slow host, in order: the verdict is current; its confidence is
+high; no equal verdict has an outcome; no incident is open; storage accepts checkpoints; the host is the cause; enough
+other hosts exist; the gain exceeds the cost; the limits are not reached; the configuration allows it ([diagnostics]
+eviction). A verdict on numerics has the first five rules, its own limits and the last rule. A verdict on a hang only
+adds evidence.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def _equal_verdict(state: ClusterState, verdict: HostVerdict) -> str:
         if other is None or other.verdict_id == verdict.verdict_id or _gist(other) != _gist(verdict):
             continue
         if outcome.kind is not OutcomeKind.DECLINED or outcome.by:
-            return f"verdict {other.verdict_id} has the same content, and is {outcome.kind}"
+            return f"verdict {other.verdict_id} has the same content, and its outcome is {outcome.kind}"
     return ""
 
 
@@ -154,7 +156,8 @@ def _of_straggler(
     if not num_after:
         least = min(policy.feasible_counts)
         return _declined(
-            f"the job cannot continue without {names_text(hosts)}: {_spares_text(spares)}, and it needs {least} hosts"
+            f"the job cannot continue without {names_text(hosts)}: {_spares_text(spares)}, and it needs "
+            f"{count_text(least, 'host')}"
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
@@ -165,8 +168,8 @@ def _of_straggler(
     evicted = sum(len(incident.culprit_hosts) for incident in incidents_since(evictions, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
-            f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
-            "hour already (diagnostics.evictions_per_hour)"
+            f"{count_text(evicted + len(hosts), 'host')} would be evicted as stragglers within an hour "
+            f"(diagnostics.evictions_per_hour={policy.evictions_per_hour})"
         )
         return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.cost_s)
     reason = EvictionReason.STRAGGLER.text(

@@ -57,7 +57,7 @@ def command_result(state: ClusterState, request: JobRequest, command: HostComman
         if host in state.hosts
         and ((status := state.statuses.get(host)) is None or status.completed_command < command.number)
     ]
-    return "" if waiting else "the workers will save at the next step that all agree on"
+    return "" if waiting else "all hosts have completed the command to save"
 
 
 def incident_result(incident: Incident) -> str:

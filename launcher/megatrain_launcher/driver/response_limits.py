@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain.formatting import names_text
+from megatrain.formatting import count_text, names_text
 from megatrain_job.failures.culprit import root_of
 from megatrain_job.failures.verdict import label_row
 from megatrain_job.jobs.restart_budget import HOUR_S, restart_budget
@@ -77,7 +77,7 @@ def limit_restarts(
     if len(budget.without_new_step) >= policy.restarts_without_progress:
         restarts = budget.without_new_step
         reason = (
-            f"{response.reason}; {len(restarts)} restarts in a row completed no new step, "
+            f"{response.reason}; {count_text(len(restarts), 'restart')} in a row completed no new step, "
             f"recovery.restarts_without_progress={policy.restarts_without_progress} ({incident_ids(restarts)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain.formatting import names_text, ranks_text
+from megatrain.formatting import count_text, names_text, ranks_text
 from megatrain_job.failures.culprit import is_victim, root_of
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end
@@ -168,7 +168,7 @@ def _for_non_finite(
     recent = rollbacks_since(history, now - HOUR_S)
     if len(recent) >= policy.max_rollbacks:
         reason = (
-            f"{named.reason}; the job has already rolled back {len(recent)} times within an hour, "
+            f"{named.reason}; the job has already rolled back {count_text(len(recent), 'time')} within an hour, "
             f"diagnostics.max_rollbacks={policy.max_rollbacks} ({incident_ids(recent)})"
         )
         return replace(named, action=STOP, reason=reason, exit_code=int(ExitCode.NON_FINITE))
@@ -210,7 +210,7 @@ def _subject(hosts: Sequence[str]) -> dict[str, str]:
 
 
 def _label_and_action(failure: RankFailure) -> tuple[str, str]:
-    """Return label and action. One of megatrain's exit codes takes precedence over the log."""
+    """Return label and action. An exit code in _LABEL_OF_CODE takes precedence over the log."""
     by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
     if by_code is not None:
         return by_code, LABELS[by_code].action

@@ -34,15 +34,15 @@ def respond_to_stall(
         return Decision(actions, f"no progress on {names_text(stalled)}: waiting for evidence")
     found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
     if found.waits_for_storage:
-        # the wait has a time limit of its own, after which the rank fails and names the reason: for a snapshot
-        # runtime.checkpoint_timeout_s; for data that of a read from object storage, or of a request to a producer
+        # the wait has a time limit of its own, after which the rank fails and names the reason. For a snapshot it is
+        # runtime.checkpoint_timeout_s; for data, the limit of a read from object storage or of a request to a producer
         return Decision(actions, f"no progress on {names_text(stalled)}: {found.waits_for_storage}")
     silent = {part.host for part in without_evidence}
     if found.hosts and silent.issuperset(found.hosts):
         dead = {part.host: proof for part in without_evidence if (proof := state.proof_of_death(part))}
         if now - since < policy.lease_ttl_s + HANG_GRACE_S and not dead:
             return Decision(
-                actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting for the lease"
+                actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting until the lease expires"
             )
         found = replace(found, sentences=(*dead.values(), *found.sentences))
     began = min(stall_began(state, host, now) for host in stalled)

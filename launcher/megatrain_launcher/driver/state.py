@@ -156,7 +156,7 @@ class ClusterState:
         return self.began if found is None else found.changed
 
     def evidence_of(self, round_: Round) -> dict[str, HangEvidence]:
-        """Return the evidence that the hosts of a round have written for it in these sessions, by host."""
+        """Return, by host, the evidence for a round that its hosts wrote in the sessions that the round names."""
         found = {part.host: self.evidence.get((round_.number, part.host)) for part in round_.hosts}
         sessions = {part.host: part.session for part in round_.hosts}
         return {host: one for host, one in found.items() if one is not None and one.session == sessions[host]}

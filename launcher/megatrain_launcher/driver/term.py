@@ -160,7 +160,7 @@ class Term:
     def lead(self, stop: threading.Event, set_reason: Callable[[str], None]) -> None:
         """Drive until `stop` is set, or until leadership is in doubt.
 
-        Raises: CoordinationError, LeadershipLostError.
+        Raises: CoordinationError, such as LeadershipLostError.
         """
         while not stop.is_set() and self._leadership.is_certain:
             try:
@@ -253,7 +253,10 @@ class Term:
         self._files.audit(AuditEntry(outcome, self._state.verdicts.get(outcome.verdict_id)))
 
     def _transact(self, operations: tuple[Operation, ...], conditions: tuple[Compare, ...] = ()) -> bool:
-        """Return whether etcd applied the transaction. Raises: LeadershipLostError, UnknownOutcomeError."""
+        """Return whether etcd applied the transaction.
+
+        Raises: CoordinationError, such as LeadershipLostError, UnknownOutcomeError or NoSpaceError.
+        """
         response = self._leadership.txn(operations, conditions)
         self._awaited = response.revision
         if not response.succeeded:
@@ -290,7 +293,7 @@ class Term:
             self._trimmer.tick(now)
             self._alarms.set_etcd_alarms(alarms(self._client))
         except CoordinationError as error:
-            _logger.warning("etcd's history was not trimmed: %s", error)
+            _logger.warning("etcd's history was not trimmed, or its alarms were not read: %s", error)
         trims = trims_of(self._keys, self._state.seen)
         if trims:
             try:

@@ -76,7 +76,9 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
     if outcome is not None and outcome.kind is not OutcomeKind.WAITING:
         who = f" by {outcome.by}" if outcome.by else ""
         return VerdictReply(
-            (), f"verdict {verdict.verdict_id} is {outcome.kind}{who}: {outcome.reason}", is_accepted=False
+            (),
+            f"verdict {verdict.verdict_id} already has the outcome {outcome.kind}{who}: {outcome.reason}",
+            is_accepted=False,
         )
     if request.kind is RequestKind.DISMISS:
         why = f": {request.reason}" if request.reason else ""

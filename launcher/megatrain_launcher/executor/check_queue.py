@@ -61,7 +61,7 @@ class CheckQueue:
         self._jobs.put((None, lambda: None))
 
     def obey(self, command: HostCommand, on_done: Callable[[], None]) -> None:
-        """Queue the checks that a command requests; `on_done` is called when their report is published."""
+        """Queue the checks that a command requests; `on_done` is called after `publish` got their report."""
         self._jobs.put((command, on_done))
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class DriverThread:
 
     @property
     def problem(self) -> str:
-        """The last error of this host's driver; empty if there is none."""
+        """The last error of this host's driver; empty if there was none, or if it was overcome."""
         return self._thread.problem
 
     def close(self) -> None:

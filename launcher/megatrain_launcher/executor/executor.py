@@ -84,7 +84,7 @@ def _run_parts(
     with ExitStack() as closing:
         runner = _start_programs(settings, client, joined, leading)
         if runner is not None:
-            closing.callback(runner.close)  # after the streamer, because its last messages go to the daemon
+            closing.callback(runner.close)  # closed after the streamer, whose last messages go to the daemon
         programs = start_host_programs(settings)
         for program in programs:
             closing.callback(program.close)
@@ -165,7 +165,7 @@ def _start_driver(
     membership, state, orders = joined.membership, joined.local.state, joined.orders
 
     def is_driver_suspected() -> bool:
-        """Return whether a round has failed here and is not halted: the driver's host may be what it lost."""
+        """Return whether a worker of the newest round failed here and no halt followed: the driver may be dead."""
         number = state.failed_round()
         return number > 0 and not orders.is_halted(number)
 

@@ -4,7 +4,7 @@ It runs whenever orders or the lease change, and twice a second.
 
 After a signal, a host that no round uses leaves at once. A host that trains asks the driver to stop the job, like
 `megatrain job stop`. If no driver responds, the host's own workers are asked to save: all ranks then agree on a step
-and stop. A second signal kills the workers.
+and stop. A second SIGINT kills this host's workers; other further signals do nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A distribution declares an entry point in the group `megatrain.host_program`: a function with the keywords that
 `_command` passes. It returns a command with its arguments, or an empty list if there is nothing to run. Training does
-not depend on the program: if it cannot be started, or exits, this is logged and it is started again after a pause.
+not depend on the program. If the function raises an error, this is logged, and the program does not run. A program that
+cannot be started, or that exits, is logged and started again after a pause, unless a restart cannot help.
 """
 
 from __future__ import annotations

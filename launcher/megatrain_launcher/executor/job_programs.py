@@ -3,7 +3,8 @@
 A distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords `config`,
 `run` and `etcd` (command-line flags) that returns commands by name. One host of the job runs the programs. Training
 does not depend on them: a program that cannot be started, or that exits, is reported and started again after a pause,
-unless a restart cannot help. Each program has a supervisor thread, so that no program affects another.
+unless a restart cannot help. If the function raises an error, this is reported, and its programs do not run. Each
+program has a supervisor thread, so that no program affects another.
 
 The address of the web page is reported when the page is first served, and whenever the address changes.
 """
@@ -48,7 +49,7 @@ class ProgramSettings:
 def running_programs(settings: ProgramSettings, report: Callable[[str], None]) -> Iterator[Mapping[str, Supervisor]]:
     """Run all installed programs of the job during the block, and yield their supervisors by name.
 
-    `report` is called with messages, from the programs' threads.
+    `report` is called with messages, also from the programs' threads.
     """
     is_over = threading.Event()
     supervisors = {

@@ -1,8 +1,8 @@
 """Claims a job's name: the first host writes the job's record, and the settings of the other hosts must match it.
 
 A name is free if no job has it, or if its job has ended (or was abandoned) and none of its hosts is registered any
-more. Then the new launch replaces the record and deletes the old end, in one transaction. Rounds are kept and their
-numbers continue, so that files and keys of old rounds cannot be confused with those of new rounds.
+more. Then the new launch replaces the record and deletes the old end, requests and commands, in one transaction. Rounds
+are kept and their numbers continue, so that files and keys of old rounds cannot be confused with those of new rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobEnd, JobRecord, LostLaunch
-from megatrain.formatting import names_text
+from megatrain.formatting import count_text, names_text
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings
@@ -163,9 +163,10 @@ def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
 
 
 def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
-    """Return whether this host has no launch id and the recorded launch has no live host, so that a new launch begins.
+    """Return whether a new launch begins: this host has no launch id, and the recorded launch had a round and is dead.
 
-    Otherwise this host would join the recorded launch, and the loss of that launch would not be reported.
+    It is dead if each of its probed hosts is dead. Without this check, this host would join the recorded launch, and
+    the loss of that launch would not be reported.
     """
     if mine.launch_id or not view.has_begun:
         return False
@@ -201,7 +202,7 @@ def _differences(record: JobRecord, mine: JobRecord) -> list[str]:
         if record.config.get(key) != mine.config.get(key)
     ]
     if len(problems) > _MAX_SHOWN_KEYS:
-        problems[_MAX_SHOWN_KEYS:] = [f"... and {len(problems) - _MAX_SHOWN_KEYS} more keys"]
+        problems[_MAX_SHOWN_KEYS:] = [f"... and {count_text(len(problems) - _MAX_SHOWN_KEYS, 'more key')}"]
     for name, flag in (("num_workers", "--nproc-per-node"), ("min_hosts", "--nnodes"), ("max_hosts", "--nnodes")):
         found, expected = getattr(mine, name), getattr(record, name)
         if found != expected:

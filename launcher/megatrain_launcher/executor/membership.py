@@ -2,8 +2,8 @@
 
 After a lost lease, the host takes a new lease and keeps its session, until the job's rounds show that the job continued
 without it. The host's key is written only if no other executor has it. If the other executor is proven dead (it was on
-this machine, and its port refuses connections), its record is replaced at once; otherwise this host waits until that
-lease has expired.
+this machine, and its port refuses connections), its record is replaced at once; otherwise this executor leaves; only
+while it registers for the first time, and the other one does not answer, it waits until that lease has expired.
 """
 
 from __future__ import annotations

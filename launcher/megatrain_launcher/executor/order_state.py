@@ -141,7 +141,7 @@ class OrderState(Closable):
     def is_saving(self, number: int) -> bool:
         """Return whether the workers of a round must be asked to save and stop, instead of being killed.
 
-        False after a halt without a save, or when a newer round exists: the other hosts do not wait for a save either.
+        False if the job is over, if this host leaves, if a newer round exists, or after a halt without a save.
         """
         with self._changed:
             if self._orders.end is not None or self._leave_reason or self._orders.newest_number > number:

@@ -1,8 +1,8 @@
 """The thread that follows the workers: it reads their black boxes ten times a second.
 
 Each poll updates the status, checks whether the ranks make progress, fences the host if necessary, writes the control
-pages, and carries out commands to save or to report evidence. A stall counts only if two consecutive polls find it:
-after the whole machine was suspended, a poll may run before the ranks do.
+pages, and carries out the driver's commands. A stall counts only if two consecutive polls find it: after the whole
+machine was suspended, a poll may run before the ranks do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes this host's status under its lease: at once after an event, else every few seconds.
 
-Values that change with every step (steps, their times, the phase of the slowest rank) wait for the next regular write.
-Evidence of a stall is written before the status that reports the stall. While etcd cannot be reached, no statuses are
-queued; the newest one is written later.
+Values that change with every step (steps, their times, the phase of the slowest rank), problems and the space of disks
+wait for the next regular write. Queued evidence and reports are written before the next status. While etcd cannot be
+reached, no statuses are queued; the newest one is written later.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _check_logs(plan: LaunchPlan) -> None:
 
 
 def _check_kernel_log(path: str) -> None:
-    """Raise ConfigError if the named kernel's log cannot be read. Without a name, nothing requires that."""
+    """Raise ConfigError if the kernel log at `path` cannot be read. If `path` is empty, nothing is checked."""
     if not path:
         return
     try:
@@ -147,7 +147,7 @@ def _listen_address(plan: LaunchPlan) -> str:
 
 
 def _wait_until_alone(settings: EtcdSettings, keys: JobKeys) -> None:
-    """Keep etcd running until the other hosts have read the job's end and left."""
+    """Keep etcd running until the other hosts have read the job's end and left, for at most _LEAVE_S seconds."""
     deadline = time.monotonic() + _LEAVE_S
     with suppress(CoordinationError), EtcdClient(settings) as client:
         while time.monotonic() < deadline:

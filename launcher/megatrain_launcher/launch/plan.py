@@ -18,6 +18,7 @@ from megatrain.config.config import Config
 from megatrain.config.load import load_config
 from megatrain.config.origin import ValueOrigin
 from megatrain.contracts.errors import ConfigError
+from megatrain.formatting import count_text
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.settings import ExecutorSettings
@@ -68,12 +69,13 @@ class LaunchPlan:
             counts = ", ".join(map(str, sorted(self.unfit_counts)))
             first = min(self.unfit_counts)
             why = self.unfit_counts[first][0]
-            found.append(f"{counts} hosts cannot train with this configuration ({first}: {why})")
+            noun = "host" if counts == "1" else "hosts"
+            found.append(f"{counts} {noun} cannot train with this configuration ({first}: {why})")
         if not self.config.telemetry.black_box_directory:
             most = self.config.recovery.restarts_without_progress
             found.append(
-                'telemetry.black_box_directory="": without black boxes no hang is detected, no step is seen, and '
-                f"recovery.restarts_without_progress={most} restarts in a row stop the job"
+                'telemetry.black_box_directory="": without black boxes no hang is detected, no step is seen, and the '
+                f"job stops after {count_text(most, 'restart')} in a row (recovery.restarts_without_progress)"
             )
         return found
 
@@ -127,7 +129,8 @@ def choose_platform(name: str, environment: Mapping[str, str]) -> HostAdapter:
 def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
     """Return the plan, after all checks that are possible without starting anything.
 
-    Raises: ConfigError with all problems of one kind; kinds are checked in order: configuration, workers, hosts.
+    Raises: ConfigError with all problems of one kind. The kinds, in order: the number of hosts, the configuration, the
+    number of workers, the layouts, and last the host's name and the module.
     """
     platform = choose_platform("local" if flags.is_standalone else flags.platform, environment)
     facts = platform.facts()
@@ -184,12 +187,13 @@ def _host_range(flags: LaunchFlags, facts: HostFacts) -> tuple[int, int]:
     if flags.min_hosts is not None and flags.max_hosts is not None:
         if facts.num_hosts and facts.num_hosts < flags.min_hosts:
             asked = f"--nnodes={flags.min_hosts}:{flags.max_hosts}"
-            raise ConfigError([f"{asked}, but this launch has {facts.num_hosts} hosts; request more hosts"])
+            raise ConfigError(
+                [f"{asked}, but this launch has {count_text(facts.num_hosts, 'host')}; request more hosts"]
+            )
         return flags.min_hosts, flags.max_hosts
     if facts.num_hosts <= flags.spares and facts.num_hosts:
-        raise ConfigError(
-            [f"--spares={flags.spares} of {facts.num_hosts} hosts leave none to train; request more hosts"]
-        )
+        problem = f"--spares={flags.spares} of {count_text(facts.num_hosts, 'host')} leave none to train"
+        raise ConfigError([f"{problem}; request more hosts"])
     count = facts.num_hosts - flags.spares if facts.num_hosts else 1
     return count, count
 

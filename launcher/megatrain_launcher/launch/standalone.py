@@ -80,11 +80,11 @@ def run_standalone(
 
 
 def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
-    """Remove an earlier launch's records of hosts from the job's own etcd, which was just started; return the revision
-    after that.
+    """Remove the keys of an earlier launch's hosts, election and problems from the job's own etcd, which was just
+    started; return the revision after that.
 
-    No executor of this launch has started yet, so every executor registered in it was killed; its lease would block
-    this launch until it expires.
+    No executor of this launch has started yet, so every executor registered in this etcd was killed; its lease would
+    block this launch until it expires.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:
@@ -115,7 +115,10 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
 
 @contextmanager
 def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
-    """Remove the job's files in memory after the block. Yields a function; the block calls it with the exit code."""
+    """After the block, remove the job's black boxes and, if everything is saved, its snapshots from memory.
+
+    Yields a function that the block calls with the exit code.
+    """
     codes: list[int] = []
 
     def record_code(code: int) -> int:

@@ -12,6 +12,7 @@ from importlib import resources
 from megatrain.config.config import Config
 from megatrain.contracts.errors import FlagError
 from megatrain.contracts.network_address import is_loopback
+from megatrain.formatting import count_text
 from megatrain_job.jobs.run_state import EXIT_CODE_FILE
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, DEFAULT_PRELOAD, LaunchFlags
 
@@ -61,7 +62,7 @@ _POD_FACTS = {
 
 
 def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
-    """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
+    """Return the filled-in file. Raises: FlagError when a flag that it needs is missing, or names too few nodes."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
         problems.append("--write-template: pods need an etcd in the cluster; name it with --rdzv-endpoint=HOST:PORT")
@@ -69,8 +70,8 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
         problems.append("--write-template: name the container image with --image=IMAGE")
     if flags.nodes and len(flags.nodes) < max_hosts + flags.spares:
         problems.append(
-            f"--write-template: {len(flags.nodes)} nodes are named by --node, and {max_hosts + flags.spares} pods need "
-            "one each; name more, or none"
+            f"--write-template: --node names {count_text(len(flags.nodes), 'node')}, and {max_hosts + flags.spares} "
+            "pods need one each; name more, or none"
         )
     if flags.etcd.user and not flags.etcd.password_file:
         problems.append(

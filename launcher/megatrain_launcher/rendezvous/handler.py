@@ -191,7 +191,9 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
                 raise RendezvousTimeoutError(self._explain(view, problem))
 
     def _enter(self, membership: RendezvousMembership, found: Round) -> tuple[TCPStore | None, str]:
-        """Connect to the round's store and wait until all its agents have connected; return it, or why not."""
+        """Connect to the round's store and wait until all its agents have connected.
+        Return the store, or None and the reason why the round was not formed.
+        """
         is_first = found.hosts[0].session == membership.session
         server = self._server
         if not is_first:

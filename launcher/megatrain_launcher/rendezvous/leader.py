@@ -85,7 +85,7 @@ class RendezvousLeader:
                 leadership.resign()
 
     def _lead(self, leadership: Leadership) -> None:
-        """Decide and write until this agent leaves. Raises: LeadershipLostError, CoordinationError."""
+        """Decide and write until this agent leaves. Raises: CoordinationError, such as LeadershipLostError."""
         leadership.renew_revision()
         self._membership.refresh()  # the view must include all writes of the previous leader
         view, since = self._membership.view, Since()

@@ -127,7 +127,7 @@ def _seconds(name: str, options: Mapping[str, object], problems: list[str]) -> f
     except ValueError:
         value = float("nan")
     if not minimum <= value <= 10**6:
-        problems.append(f"--rdzv-conf {name}={str(given)!r} must be a number of seconds from {minimum:g}")
+        problems.append(f"--rdzv-conf {name}={str(given)!r} must be a number of seconds from {minimum:g} to {10**6}")
         return default
     return value
 

@@ -1,6 +1,7 @@
 """One agent's view of the job: an immutable value with the result of all watch events on the job's keys.
 
-A key with an invalid record does not stop the agents: it is left out of the view and listed in `damaged`.
+A key with an invalid record does not stop the agents: it is left out of the view and listed in `damaged`. An unreadable
+halt still halts its round.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from megatrain_launcher.standby.server_keeper import ServerKeeper, ServerState, 
 _logger = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S: Final = 60.0
-"""Timeout for forks, which take milliseconds, or seconds with swapped-out memory."""
+"""Timeout for a server to become ready, and for forks, which take milliseconds, or seconds with swapped-out memory."""
 _KILL_TIMEOUT_S: Final = 5.0
 """A server that has not confirmed a kill within this time counts as stuck."""
 _CLOSE_S: Final = 10.0

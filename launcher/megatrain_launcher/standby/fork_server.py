@@ -51,7 +51,7 @@ class ForkServer:
     _has_lost_store: bool = False
 
     def serve(self, problems: Sequence[str]) -> Forked | None:
-        """Report that the server is ready, and serve requests until the executor is gone; then return None.
+        """Report that the server is ready, and serve requests until the executor or the store is gone; return None.
 
         In each forked worker, return the worker's description, with all signals blocked and the server's descriptors
         closed.

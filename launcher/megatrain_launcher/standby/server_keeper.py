@@ -74,7 +74,7 @@ class ServerState:
 class ServerKeeper:
     """The keeper thread. It runs until `state.is_closing` is set and the last server is dead.
 
-    `on_change` is called when a worker exits, when a worker's group is gone, and when the server is ready.
+    `on_change` is called after each message of the server, such as the exit of a worker, and after the server's death.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def test_evictions_of_an_hour_are_limited() -> None:
     job.go_on_until(job.goes_on(2), 5.0)
     job.go_on(1.0)
     second = job.members(2)[1]
-    assert "1 of 1 host were evicted" in job.declined(round=2, hosts=(second,))
+    assert "2 hosts would be evicted as stragglers within an hour" in job.declined(round=2, hosts=(second,))
     job.now += 3600.0
     job.go_on(1.0)
     job.write_verdict(round=2, hosts=(second,))
@@ -176,7 +176,7 @@ def test_duplicate_verdict_is_applied_once() -> None:
     job.drive()
     found = [job.outcome(one) for one in (first, second)]
     assert [one.kind for one in found] == [OutcomeKind.WAITING, OutcomeKind.DECLINED]
-    assert found[1].reason == f"verdict {first} has the same content, and is waiting"
+    assert found[1].reason == f"verdict {first} has the same content, and its outcome is waiting"
 
 
 def test_dry_run_only_records_its_decision() -> None:
@@ -235,7 +235,7 @@ def test_a_dismissed_verdict_is_over_and_stands() -> None:
     again = job.ask_about(RequestKind.APPROVE, verdict_id)
     job.drive()
     assert not job.answer(again).is_accepted
-    assert "is declined by me@here" in job.answer(again).text
+    assert "already has the outcome declined by me@here" in job.answer(again).text
     job.go_on(1.0)
     assert job.incidents() == []
 

@@ -221,7 +221,7 @@ def test_jobset_runs_on_and_may_cordon_named_nodes(tmp_path: Path) -> None:
     (rule,) = found["ClusterRole"]["rules"]
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": list(NODES), "verbs": ["patch"]}
     assert found["ClusterRoleBinding"]["subjects"][0]["name"] == found["ServiceAccount"]["metadata"]["name"]
-    with pytest.raises(ConfigError, match="3 nodes are named by --node, and 4 pods need one each"):
+    with pytest.raises(ConfigError, match="--node names 3 nodes, and 4 pods need one each"):
         written(tmp_path, "jobset", nodes=NODES[:3])
 
 

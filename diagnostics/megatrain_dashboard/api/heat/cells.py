@@ -20,7 +20,7 @@ from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.step_cells import newest_stored_steps
 
 MAX_RAW_CELLS = 24_000_000
-"""Ranks x steps of one request: 2,000 steps of 12,288 ranks, which take 0.6 GB of memory."""
+"""The most ranks x steps of one request: 1,953 steps of 12,288 ranks, which take 0.6 GB of memory."""
 _MAX_KEPT_CELLS = 2_600_000
 """Results with more cells are not cached: about 21 MB of values."""
 _NUM_KEPT = 2

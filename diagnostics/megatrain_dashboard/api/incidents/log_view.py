@@ -89,7 +89,10 @@ def incident_logs(incident: Incident, places: LogPlaces, now_s: float) -> Incide
 
 
 def _until_s(incident: Incident, now_s: float) -> float:
-    """Return the time up to which lines belong to an incident: when its workers were gone, or now while they run."""
+    """Return the time up to which lines belong to an incident: when its workers were gone, or now while they run.
+
+    If the incident broke no round, it is the time of its detection.
+    """
     moments = incident.moments
     if incident.kind is IncidentKind.LAUNCH_LOST:
         return moments.began + _AFTER_S

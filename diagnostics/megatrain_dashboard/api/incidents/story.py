@@ -164,7 +164,7 @@ def _why_not_notified(incident: Incident, config: Config | None, now_s: float) -
 
 
 def offered_actions(incident: Incident, snapshot: JobSnapshot | None) -> tuple[KindAndTarget, ...]:
-    """Return kinds and targets of actions; none for a job that is over or recorded, or that needs no action."""
+    """Return kinds and targets of actions; none for a job that is over or recorded, or that has no round."""
     if snapshot is None or snapshot.end is not None or snapshot.newest_round is None:
         return ()
     return tuple(_offered(incident, snapshot))

@@ -29,7 +29,7 @@ class JobRow(Document):
     level: Literal["green", "amber", "red"]
     """The health level that `megatrain status` reports."""
     state: str
-    """A state as in /overview; else ended, killed, unreachable, never started or damaged."""
+    """A state as in /overview, or damaged."""
     headline: str
     reasons: tuple[RowReason, ...]
     """The first three reasons."""

@@ -71,7 +71,7 @@ class OverviewDocument(Document):
     at_unix_s: float
     state: str
     """training, starting, recovering, stuck, waiting, stopping, finished, saved and stopped, failed, not running,
-    or unknown where etcd is out of reach."""
+    or unknown where etcd is out of reach; of a recorded run also killed, unreachable or never started."""
     level: Level
     """The health of the job, as `megatrain status` and /metrics report it."""
     reasons: tuple[ReasonDocument, ...]

@@ -19,7 +19,10 @@ _MIN_PART = 500
 
 
 def series_document(series: SeriesSnapshot, *, round_number: int | None, window: Window, points: int) -> SeriesDocument:
-    """Return at most `points` entries of `series`, which holds the steps of the window; None: all rounds."""
+    """Return at most `points` entries of `series`, which holds the steps of the window.
+
+    `round_number`: only steps of this round; None: of all rounds.
+    """
     table = series.table if round_number is None else series.table[:, series.column("round") == round_number]
     picked = SeriesSnapshot(table)
     gaps: tuple[Restart, ...] = ()

@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document, ThresholdsDocument
 
 
 class FindingDocument(Document):
-    """One straggler: a `Finding` of analysis/findings.py. Units: seconds per step."""
+    """One straggler: a `Finding` of analysis/findings.py. Durations (`_s`) are seconds per step."""
 
     cause: str
     is_of_host: bool
@@ -53,7 +53,7 @@ class StragglersDocument(Document):
     """The scores at the last step, the highest first, at most 100."""
     thresholds: ThresholdsDocument | None
     silent_ranks: tuple[int, ...]
-    """Ranks without any event in the steps of the search."""
+    """Ranks that sent no event in the newest compared steps."""
     ranks_without_peers: tuple[int, ...]
     """Ranks that are compared with no other rank, because none does the same work."""
 
@@ -98,7 +98,8 @@ class WhatIfDocument(Document):
     m_w: float
     """M_W: the fraction of the slowdown that would disappear if the slowest 3 % of the workers were ideal."""
     m_s: float
-    """M_S: the fraction of the slowdown that would disappear if the last stage were ideal."""
+    """M_S: the fraction of the slowdown that would disappear if the last stage were ideal. It has no meaning without a
+    pipeline."""
     worst_ranks: tuple[int, ...]
     by_operation: tuple[PartDocument, ...]
     by_stage: tuple[PartDocument, ...]

@@ -56,7 +56,7 @@ class TimelineReader:
         count = num_stored_spans(self._events, where)
         if count > MAX_SPANS_READ:
             raise TooMuchDataError(
-                f"first={query.first}, last={query.last}: {count:,} spans of {len(query.ranks):,} ranks are more than "
+                f"first={query.first}, last={query.last}: the ranks have {count:,} spans in these steps, more than "
                 f"{MAX_SPANS_READ:,}; choose fewer steps or ranks"
             )
         spans, notes = plausible_spans(self._events, roster, self._events.read(Spans, where))

@@ -29,7 +29,7 @@ from megatrain_job.jobs.run_state import (
 )
 
 HISTORY_BYTES = 256 * 1024
-"""Bytes of the metrics that are read: a file of about a thousand steps as a whole, a larger one in pieces of 8 KiB."""
+"""Bytes of the metrics that are read: a file of about six hundred steps as a whole, a larger one in pieces of 8 KiB."""
 _MAX_INCIDENTS = 100
 _MAX_BRANCHES = 64
 _SHOWN_CHARACTERS = 300

@@ -308,7 +308,7 @@ def test_large_job_shows_only_notable_hosts() -> None:
     assert len(lines) < 15
     found = "is lost: its lease is gone, or the driver found it dead"
     assert lines[1] == f"  !! host-lost: host-700 (ranks 1398-1399) {found}"
-    assert lines[-1] == "and 1,249 hosts without a problem (--all shows them)"
+    assert lines[-1] == "and 1,249 more hosts (--all shows all hosts)"
     assert len(status_lines(snapshot, assess(snapshot, NOW_S), NOW_S, is_all=True)) > 1250
 
 

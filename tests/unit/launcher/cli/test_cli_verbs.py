@@ -160,7 +160,7 @@ def test_incidents_of_a_run_are_shown_without_etcd(megatrain: Run, run: Path) ->
     found = megatrain("incidents", "runs/demo", "--json")
     assert [one["incident_id"] for one in found["incidents"]] == ["20270115-0002", "20270115-0001"]
     assert "incidents/3.json: not JSON" in megatrain.notes
-    assert "etcd does not answer; the incidents shown are from runs/demo/incidents" in megatrain.notes
+    assert "the job cannot be read from etcd; the incidents shown are from runs/demo/incidents" in megatrain.notes
     assert megatrain("incidents", "demo", "--id", "last").startswith("20270115-0002 stopped: ")
 
 
