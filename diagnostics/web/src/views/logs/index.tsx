@@ -23,9 +23,9 @@ function note(document: LogLinesDocument | null): string | undefined {
     return undefined;
   }
   const { num_matching: matching, num_searched: searched, lines } = document;
-  const shown = lines.length < matching ? `the newest ${countText(lines.length)} of ` : "";
+  const shown = lines.length < matching ? `; the newest ${countText(lines.length)} are shown` : "";
   const partial = document.is_partial ? "; older lines were not searched" : "";
-  return `${shown}${countText(matching)} of ${countText(searched)} lines${partial}`;
+  return `${countText(matching)} of ${countText(searched)} lines match${shown}${partial}`;
 }
 
 function Search(): JSX.Element {
