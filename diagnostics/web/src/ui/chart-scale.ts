@@ -17,8 +17,10 @@ export interface Across {
 
 type Steps = Pick<SeriesDocument, "step" | "at_unix_s" | "gaps" | "range">;
 
-/** Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the
- * time axis if the range has none. */
+/**
+ * Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the time axis if
+ * the range has none.
+ */
 export function acrossOf(series: Steps, axis: Axis, endS: number | null): Across {
   if (axis === "step") {
     return { axis, values: series.step, rows: series.step.map((_, row) => row), min: null, max: null, gaps: [] };
@@ -139,7 +141,10 @@ export function timeTicks(min: number, max: number, most: number, offsetS: numbe
   return found;
 }
 
-/** Return the labels of ticks: the time of day, with the date if the previous tick has another; dates alone if ticks are days apart. */
+/**
+ * Return the labels of ticks: the time of day, with the date if that of the previous tick differs; the date alone if ticks are
+ * whole days apart.
+ */
 export function timeTickTexts(ticks: readonly number[], offsetS: number): string[] {
   const every = ticks.length > 1 ? ticks[1]! - ticks[0]! : 3600;
   let day = "";
