@@ -39,7 +39,7 @@ PLAN_ROUNDS = 9
 STAGES, MICROBATCHES = 8, 32
 SCHEDULES = {"1f1b": 1, "zero_bubble": 1, "interleaved": 2}
 COST = DocumentCost(per_token=800_000, windows=((0, 32),))
-"""The multiplications of 32 layers of 4,096 hidden units, per pair of one layer."""
+"""A model of 32 layers with 4,096 hidden units. The unit: the multiplications of one pair of tokens in one layer."""
 Costs = NDArray[np.int64]
 
 

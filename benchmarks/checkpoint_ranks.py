@@ -63,7 +63,7 @@ class SaveFigures:
     calls_by_take: list[int] = field(default_factory=list)
     checkpoint_bytes: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
-    """By how the state that is filled is cut."""
+    """By the cut of the state that is filled: that of the checkpoint, or another one."""
     bytes_received: dict[str, int] = field(default_factory=dict)
     load_windows: dict[str, tuple[float, float]] = field(default_factory=dict)
     restore_windows: list[tuple[float, float]] = field(default_factory=list)

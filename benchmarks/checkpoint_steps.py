@@ -37,7 +37,10 @@ _STEP_TABLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class SaveStepFigures:
-    """Mean seconds of a step, one value for each block; the first block is the warm-up. `alone` has as many steps."""
+    """Mean seconds of a step, one value for each block; the first block is the warm-up.
+
+    A block of `alone` has as many steps as the newest block of `beside` before it.
+    """
 
     beside: list[float]
     alone: list[float]

@@ -20,7 +20,7 @@ _NUM_FRAMES = 120
 _NUM_SEARCHES = _NUM_NEWS = 15
 _OPERATIONS = ("backward-compute", "optimizer", "data-wait", "grads-reduce-scatter", "step")
 _MEASURES = ("sum", "max", "count")
-"""The page answers a repeated request from its own memory, so each combination is requested once."""
+"""The server does not send an unchanged picture again, so each combination is requested once."""
 _TIMING = """
 () => {
   const canvas = document.querySelector("canvas[data-testid=heat-cells]");

@@ -33,7 +33,7 @@ SPEED_BAR, MEMORY_BAR = 0.9, 1.05
 
 
 def run() -> Result:
-    """Measure equal and unequal documents of 8K and 32K, a window, and the mask of all pairs at 8K."""
+    """Measure samples of 8K and 32K tokens with equal and unequal documents, windows, and a mask of all pairs at 8K."""
     torch.manual_seed(SEED)
     rows = [
         _row("16 documents of 512", [512] * 16, with_all_pairs=True),

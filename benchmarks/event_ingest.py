@@ -2,7 +2,7 @@
 
 The daemon is the real one with its checks. etcd and one process that simulates all hosts run beside it; the rows are
 made beforehand. The peer is a minimal program with the same libraries: a Flight DoPut of bare batches, written to
-Parquet and synced, without a token, a check, a number or a bound.
+Parquet and synced. It has no token, checks no rows, numbers no batches and does not bound its memory.
 
 Run alone on the machine: python -m benchmarks event_ingest [--write] [--ingest-seconds S]
 """

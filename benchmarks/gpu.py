@@ -4,7 +4,7 @@ It needs one GPU; python3 with torch for CUDA, numpy, safetensors, pytest and nv
 C++ compiler. It needs no network and installs nothing. Stages run one after the other, the most important first, each
 within the time that is left. Every figure is written at once to gpu.json and gpu.md in docs/benchmarks, or in the
 directory of --output, so that a run that is interrupted keeps its figures. --stages runs some stages again, or those
-that were not reached, and keeps the others. --rehearse runs all stages on the CPU with tiny sizes.
+that were not reached, and keeps the others. --rehearse runs all stages but the build on the CPU with tiny sizes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ Step = Callable[[Tensor], float]
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Medians over the timed steps.
+    """The figures of the timed steps; times and rates are medians.
 
     peak_gib: of tensors. held_gib: reserved by torch for them. growth_gib: growth of held_gib in the timed steps.
     """

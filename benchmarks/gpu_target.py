@@ -1,7 +1,7 @@
 """The device that the GPU benchmark measures, and the sizes that it measures: a GPU, or a rehearsal on a CPU.
 
-A rehearsal runs every stage with tiny sizes and without compilers. It shows that the benchmark works, and its figures
-mean nothing.
+A rehearsal runs every stage but the build, with tiny sizes and without compilers. It shows that the benchmark works,
+and its figures mean nothing.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class HostRun:
 
 
 def first_sample(prefixes: Sequence[Path]) -> FirstSample:
-    """Measure a process of its own."""
+    """Measure a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
         return processes.submit(_first_sample, prefixes).result()
 
@@ -81,7 +81,7 @@ def _first_sample(prefixes: Sequence[Path]) -> FirstSample:
 
 
 def host_run(prefixes: Sequence[Path], layout: Layout, num_steps: int, *, is_killed: bool = False) -> HostRun:
-    """Get the steps of all ranks of a host through its loader. is_killed: it is killed in the middle of the run."""
+    """Get the steps of all ranks of a host through its loader. is_killed: kill the loader in the middle of the run."""
     config = _config(prefixes)
     reader, steps = open_reader(config), config.steps(layout, 0, num_steps)
     with _opened_ranks(config, reader, steps, layout) as (place, ranks):

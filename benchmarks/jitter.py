@@ -1,4 +1,4 @@
-"""The jitter of step times: the slowest of 500 steps against the median, with planned and with Python's own garbage
+"""The jitter of step times: the 99th percentile of 500 steps and the median, with planned and with Python's own garbage
 collection.
 
 Two data-parallel ranks train the demo's model with the real command. Each waits for the other in every step, so a pause

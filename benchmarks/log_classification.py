@@ -75,7 +75,7 @@ def _word(number: int) -> str:
 
 
 def texts() -> dict[str, bytes]:
-    """Return the texts by name; no text is in memory more than once."""
+    """Return the texts by name."""
     rng = random.Random(SEED)
 
     def lines(*makers: tuple[float, object]) -> bytes:

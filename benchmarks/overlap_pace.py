@@ -20,7 +20,7 @@ from tests.helpers.paced_train import pause_until
 
 
 def paced_forward(forward_s: float) -> Any:
-    """Return a chunk's forward that takes at least `forward_s`; its backward takes twice as long. 0: no least time."""
+    """Return a chunk's forward that takes at least `forward_s`, with a backward of at least twice that. 0: no pace."""
     forward = PipelineChunk.forward
 
     def paced(chunk: PipelineChunk, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:

@@ -1,6 +1,6 @@
 """Padding of packed samples, documents that are cut, and the time to pack, for documents of several kinds.
 
-The documents are this Python's own library, and lengths drawn from a log-normal distribution as long as many blocks.
+The documents are this Python's own library, and as many as four blocks hold, with lengths of a log-normal distribution.
 Without packing, the token stream is cut every seq_len tokens: nothing is padded, but documents are cut.
 Run alone on the machine: python -m benchmarks packing [--write]
 """

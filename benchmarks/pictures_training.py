@@ -1,9 +1,9 @@
 """A training step beside a producer of pictures that has a core of its own, and the same step with cached pictures.
 
 The trainer, with the thread that reads ahead, is on the first core, the producer on the last one. Both sides train one
-model on the same samples: one asks the producer for each step, the other reads them from memory while the producer is
-idle. They take turns in blocks of steps, in the order on, off, off, on. NVIDIA DALI decodes if it is installed, else
-Pillow. Needs two cores; run alone on the machine:
+model: one asks the producer for the pictures of each step, the other repeats the first eight steps from memory while
+the producer is idle. They take turns in blocks of steps, in the order on, off, off, on. NVIDIA DALI decodes if it is
+installed, else Pillow. Needs two cores; run alone on the machine:
 PYTHONPATH=.venv/dali python -m benchmarks pictures_training [--write]
 """
 

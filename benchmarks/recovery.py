@@ -2,7 +2,7 @@
 
 There are two hosts of two gloo ranks each, with paced steps of 80 ms, a checkpoint every 10 steps, and the fault at
 step 24. All hosts are this machine. Each run is checked: the losses of every step equal those of a run without a fault,
-bit by bit, and no process and no memory file is left.
+bit by bit. megatrain must also leave no process and no memory file.
 """
 
 from __future__ import annotations

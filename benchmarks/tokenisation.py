@@ -47,7 +47,7 @@ class Tokenised:
 
 
 def run(text_mb: float, num_rounds: int = ROUNDS) -> Result:
-    """Make the text and a tokenizer, then tokenize it on as many cores as there are workers."""
+    """Make the text and a tokenizer, then tokenize the text on as many cores as there are workers."""
     cores = sorted(os.sched_getaffinity(0))
     counts = [count for count in WORKERS if count <= len(cores)]
     with tempfile.TemporaryDirectory(prefix="tokenisation-") as name:

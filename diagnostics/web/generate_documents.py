@@ -37,7 +37,7 @@ def document_classes() -> Iterator[type[Document]]:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Yield the modules of the dashboard that define documents: subjects of the API, and files named document.py."""
+    """Yield the modules of the dashboard that may define documents: the files in api/, and files named document.py."""
     for info in pkgutil.walk_packages(megatrain_dashboard.__path__, f"{megatrain_dashboard.__name__}."):
         package, _, name = info.name.rpartition(".")
         if name == "document" or (package == _API and not info.ispkg):
@@ -45,7 +45,7 @@ def _modules() -> Iterator[pkgutil.ModuleInfo]:
 
 
 def type_text(schema: dict[str, Any]) -> str:
-    """Return a JSON schema as a TypeScript type. Raises: ValueError for a schema that no document has used so far."""
+    """Return a JSON schema as a TypeScript type. Raises: ValueError for a schema that it does not know."""
     match schema:
         case {"$ref": str(reference)}:
             return reference.rpartition("/")[2]

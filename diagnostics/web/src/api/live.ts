@@ -18,7 +18,7 @@ export const brokenSince = signal<number | null>(null);
 export const versions = signal<Record<string, number>>({});
 /** The newest step that all ranks completed. */
 export const newestStep = signal<number | null>(null);
-/** Increases when all data must be read again: the server restarted, or the stream was broken. */
+/** Increases when all data must be read again: the server restarted, the stream was broken, or the user of the list of jobs changed. */
 export const epoch = signal(0);
 /** The server's clock minus the browser's, in seconds: ages are correct even if the browser's clock is wrong. */
 export const clockOffset = signal(0);
@@ -144,7 +144,7 @@ function reopenIfNeeded(): void {
   if (isUnseen()) {
     return;
   }
-  // the page comes back from the browser's back-forward cache
+  // the stream was closed while the page was hidden, or in the browser's back-forward cache
   const isGone = source === null && connection.peek() !== "reconnecting";
   const isQuiet = Date.now() - heardAt > SILENCE_MS;
   if (isGone || isQuiet || connection.peek() === "reconnecting") {

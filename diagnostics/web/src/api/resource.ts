@@ -28,7 +28,7 @@ interface Held<T> {
 const LEAST_PAUSE_MS = 900;
 
 /**
- * Return the API's answer. `topic` is a name in LiveDocument.versions; without one the document is read once.
+ * Return the API's answer. `topic` is a name in LiveDocument.versions; without one, changed data is not read again.
  * With a null path nothing is requested.
  */
 export function useResource<T>(path: string | null, query: Query = {}, topic?: string): Resource<T> {

@@ -1,4 +1,5 @@
-// The job's description and health, read when the page opens and again after the server restarts. All views use these signals.
+// The job's description and health, as signals that all views use. The description is read when the page opens, after the stream
+// of events was broken, and while a new round has no records; the health is read whenever it changes.
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -88,7 +89,7 @@ async function readOverview(): Promise<void> {
   isReading = false;
 }
 
-/** Start reading. Changed data is read again while the page is visible. */
+/** Start reading. The health is read again when it changes, and periodically while the page is hidden. */
 export function startJob(): void {
   void readJob();
   effect(() => {

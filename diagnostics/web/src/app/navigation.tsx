@@ -15,10 +15,10 @@ function attentionCount(view: View): { text: string; title: string } | null {
     return null;
   }
   if (view.name === "incidents" && status.num_open_incidents > 0) {
-    return { text: String(status.num_open_incidents), title: "open incidents" };
+    return { text: String(status.num_open_incidents), title: status.num_open_incidents === 1 ? "open incident" : "open incidents" };
   }
   if (view.name === "hosts" && status.hosts.lost + status.hosts.unfit > 0) {
-    return { text: String(status.hosts.lost + status.hosts.unfit), title: "lost or unfit hosts" };
+    return { text: String(status.hosts.lost + status.hosts.unfit), title: status.hosts.lost + status.hosts.unfit === 1 ? "lost or unfit host" : "lost or unfit hosts" };
   }
   if (view.name === "actions" && status.next_action.verdict_id !== "") {
     return { text: "1", title: "verdict waiting for a decision" };

@@ -55,7 +55,7 @@ export type Theme = "light" | "dark";
 type Stop = readonly [at: number, lightness: number, a: number, b: number];
 
 /**
- * The map for comparison with peers. Differences that may be chance are an inconspicuous pale grey; larger ones go through
+ * The map for comparison with peers. Differences that may be chance are an inconspicuous grey; larger ones go through
  * amber to red. Lightness is monotonic (decreasing; in the dark theme increasing), so the map works in grey scale. The server
  * sets the limits so that the range of chance ends in the middle (analysis/heat_scale.py).
  */
@@ -105,8 +105,8 @@ export function tripleOfHex(text: string): Triple {
   return Number.isNaN(value) ? [128, 128, 128] : [(value >> 16) & 255, (value >> 8) & 255, value & 255];
 }
 
-// Hue, chroma and change of lightness of each operation. Compute is blue, communication warm or green, host work grey. Operations
-// of one family share a hue and differ in lightness.
+// Hue, chroma and change of lightness of each operation. Compute is blue or violet, communication orange, pink or green, data
+// yellow, checkpoints cyan, garbage collection red, and the rest nearly grey. Operations of one family have a similar hue.
 const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "forward-compute": [255, 0.12, 0],
   "backward-compute": [255, 0.12, -0.13],

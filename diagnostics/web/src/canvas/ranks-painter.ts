@@ -18,7 +18,7 @@ const LETTER_PX = 13;
 /** Cells of at least this size also show the number of the rank, at this distance from the top. */
 const NUMBERED_PX = 60;
 const NUMBER_TOP_PX = 12;
-/** Cells of at least this width but less height show the number before the letter. */
+/** Smaller cells of at least this width show the number before the letter. */
 const NUMBERED_WIDE_PX = 48;
 /** Scores of this value and more have the last colour. */
 const TOP_SCORE = 6;

@@ -17,7 +17,10 @@ export interface Across {
 
 type Steps = Pick<SeriesDocument, "step" | "at_unix_s" | "gaps" | "range">;
 
-/** Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the axis. */
+/**
+ * Return the x values. On a time axis lines break at gaps, in which nothing was trained. `endS`: the end of the time axis if
+ * the range has none.
+ */
 export function acrossOf(series: Steps, axis: Axis, endS: number | null): Across {
   if (axis === "step") {
     return { axis, values: series.step, rows: series.step.map((_, row) => row), min: null, max: null, gaps: [] };
@@ -127,7 +130,7 @@ const NICE_S = [
   2_592_000,
 ];
 
-/** Return the times of ticks: whole minutes, hours and days of the zone. `offsetS`: the zone's offset from UTC. */
+/** Return the times of ticks: whole seconds, minutes, hours or days of the zone. `offsetS`: the zone's offset from UTC. */
 export function timeTicks(min: number, max: number, most: number, offsetS: number): number[] {
   const span = max - min;
   const every = NICE_S.find((one) => span / one <= most) ?? Math.ceil(span / most);
@@ -138,7 +141,10 @@ export function timeTicks(min: number, max: number, most: number, offsetS: numbe
   return found;
 }
 
-/** Return the labels of ticks: the time of day, with the date where it differs from that of the previous tick. */
+/**
+ * Return the labels of ticks: the time of day, with the date if that of the previous tick differs; the date alone if ticks are
+ * whole days apart.
+ */
 export function timeTickTexts(ticks: readonly number[], offsetS: number): string[] {
   const every = ticks.length > 1 ? ticks[1]! - ticks[0]! : 3600;
   let day = "";

@@ -17,7 +17,7 @@ export function countOf(value: number, thing: string): string {
   return `${countText(value)} ${thing}${value === 1 ? "" : "s"}`;
 }
 
-/** Three significant digits without exponents: 0.0123, 1.23, 12.3, 123, 1,234. */
+/** At least `digits` significant digits, with an exponent only below 0.0001: 0.0123, 1.23, 12.3, 123, 1,234. */
 export function numberText(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined || !Number.isFinite(value)) {
     return NOT_KNOWN;
@@ -86,7 +86,7 @@ function twoParts(large: number, largeUnit: string, small: number, smallUnit: st
   return `${large}${NARROW_SPACE}${largeUnit}${rest}`;
 }
 
-/** Seconds -> "0.412 ms", "412 ms", "3.21 s", "2 min 5 s", "1 h 4 min", "3 d 4 h". */
+/** Seconds -> "412 µs", "412 ms", "3.21 s", "2 min 5 s", "1 h 4 min", "3 d 4 h". */
 export function durationText(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) {
     return NOT_KNOWN;
@@ -160,7 +160,7 @@ export function sentence(text: string): string {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** A ratio: 1.083 -> "1.083x" */
+/** A ratio: 1.083 -> "1.083×" */
 export function timesText(ratio: number | null | undefined, digits = 3): string {
   return ratio === null || ratio === undefined ? NOT_KNOWN : `${ratio.toFixed(digits)}\u00d7`;
 }

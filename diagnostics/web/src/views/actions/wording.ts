@@ -52,7 +52,9 @@ export const WORDINGS: Record<Kind, Wording> = {
   },
   "approve": {
     label: "Approve",
-    effect: "The driver executes the verdict: it evicts the named hosts, and the job restarts without them.",
+    effect:
+      "The driver executes the verdict, within its limits: the job restarts without the named hosts, or goes back to " +
+      "an earlier checkpoint, or stops.",
     isDangerous: true,
     target: "verdict",
   },

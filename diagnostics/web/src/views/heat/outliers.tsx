@@ -47,7 +47,7 @@ function columnsOf(
       title: "robust standard deviations above the median of its peers",
     },
     {
-      key: "far", label: "Slow steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
+      key: "far", label: "Outlier steps", isNumber: true, sort: (row) => row.num_steps, render: (row) => row.num_steps,
       title: `number of shown steps in which its z-score was at least ${numberText(farZ)}, the threshold of a straggler`,
     },
   ];

@@ -12,6 +12,7 @@ import {
   cellAt, cellSeenAt, heatPlace, HEAT_FONT_PX, paintHeat, paintHeatCursor, type HeatCursor, type HeatStyle,
 } from "../../canvas/heat-painter";
 import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
+import { countOf } from "../../ui/format";
 import { around, including, type Zoom } from "./zoom";
 
 const CLICK_PX = 5;
@@ -206,7 +207,7 @@ export function Picture({ picture, zoom, spot, setSpot }: PictureProps): JSX.Ele
         tabIndex={0}
         role="application"
         aria-roledescription="heat map"
-        aria-label={`${picture.operation}, ${picture.numRows} ${picture.by}s, steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys move, plus and minus zoom, Enter opens the timeline. The table of outliers lists the slowest ranks.`}
+        aria-label={`${picture.operation}, ${countOf(picture.numRows, picture.by)}, steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys move, plus and minus zoom, Enter opens the timeline. The table of outliers lists the ranks that are farthest above their peers.`}
         data-testid="heat-above"
         onPointerDown={(event) => {
           if (event.button === 0) {

@@ -140,7 +140,7 @@ function Found({ document, show, text }: { document: HostsDocument; show: string
   if (document.hosts.length === 0) {
     return (
       <EmptyState title="No hosts" action={<code>megatrain launch CONFIG</code>}>
-        No executor is registered, and no record of the run names a host. Hosts appear when they pass their checks and get a lease.
+        No executor is registered, and no record of the run names a host. A host appears when its executor has registered it in etcd.
       </EmptyState>
     );
   }

@@ -153,7 +153,7 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
             </button>
           }
         >
-          None of {document.incidents.length} incidents matches the filters above.
+          No incident matches the filters above.
         </EmptyState>
       ) : (
         <Table
@@ -177,7 +177,7 @@ function Lists({ document, choices }: { document: IncidentsDocument; choices: Ch
       )}
       <Section title="Verdicts of the diagnosis" note="findings, and the decisions of the driver">
         {document.verdicts.length === 0 ? (
-          <p class="soft">No verdicts: the diagnosis has identified no culprit.</p>
+          <p class="soft">No verdicts{isWholeRun.value ? "" : " in this range"}: the diagnosis has identified no culprit.</p>
         ) : (
           <Table
             caption="Verdicts"

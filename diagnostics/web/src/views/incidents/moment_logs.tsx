@@ -1,4 +1,5 @@
-// The log lines around an incident: first those of the culprit, then those of other ranks. They are never mixed.
+// The log lines around an incident: first those of the culprit, then those of other ranks, in separate lists. Without a culprit,
+// one list has the lines of all ranks.
 
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -65,7 +66,7 @@ function Groups({ logs }: { logs: IncidentLogsDocument }): JSX.Element {
       {logs.other_lines.length === 0 ? null : (
         <div data-lines="others">
           <h3>{isNamed ? "Other ranks" : "All ranks; no culprit identified"}</h3>
-          <Lines lines={logs.other_lines} title="Lines of other ranks" />
+          <Lines lines={logs.other_lines} title={isNamed ? "Lines of other ranks" : "Lines of all ranks"} />
         </div>
       )}
     </div>

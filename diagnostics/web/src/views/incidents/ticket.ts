@@ -2,7 +2,7 @@
 
 import type { AuditEntryDocument, IncidentDocument, IncidentLineDocument, IncidentLogsDocument, NoteDocument, StoryDocument } from "../../api/documents";
 import { hrefOf } from "../../app/location";
-import { clockText, countText, durationText, fullTimeText } from "../../ui/format";
+import { clockText, countOf, countText, durationText, fullTimeText } from "../../ui/format";
 import { runbookHref } from "../runbooks/steps";
 import { storyInOrder } from "./story";
 
@@ -25,7 +25,7 @@ function utc(unixS: number): string {
 function cost({ down_s: down, steps_lost: lost, last_step: last, resumed_step: resumed }: IncidentDocument): string {
   const parts = [down === null ? "not over" : `${durationText(down)} from the failure to the next step`];
   if (lost !== null) {
-    parts.push(`${countText(lost)} steps lost (from ${countText(last)} back to ${countText(resumed)})`);
+    parts.push(`${countOf(lost, "step")} lost (from ${countText(last)} back to ${countText(resumed)})`);
   }
   return parts.join(", ");
 }
@@ -81,7 +81,7 @@ export function ticketText({ incident, story, logs, audit, notes, job, run }: Ti
     part("Notes", notes.map((one) => `- ${one.user}: ${one.text}`)),
     part("Evidence", [...incident.evidence.map((line) => `- ${line}`), ...cause]),
     part(`Log lines of ${logs?.culprit_text ?? ""} (UTC)`, fenced(logs?.culprit_lines ?? [])),
-    part("Log lines of other ranks (UTC)", fenced(logs?.other_lines ?? [])),
+    part(logs?.culprit_text === "" ? "Log lines of all ranks (UTC)" : "Log lines of other ranks (UTC)", fenced(logs?.other_lines ?? [])),
     part("Logs", logs === null || logs.problem === "" ? [] : [logs.problem]),
     part("Notifications", notifications.length === 0 && story !== null ? [story.why_not_notified] : notifications),
     part("Links", links),

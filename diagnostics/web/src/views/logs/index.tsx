@@ -10,7 +10,7 @@ import { isWholeRun, rangeQuery } from "../../app/range";
 import { RoundSelect } from "../../app/round_select";
 import { connection } from "../../api/live";
 import { Switch, TextField } from "../../ui/controls";
-import { countText } from "../../ui/format";
+import { countOf, countText } from "../../ui/format";
 import { Section, ViewHead } from "../../ui/section";
 import { EmptyState, Loaded } from "../../ui/states";
 import { Causes } from "./causes";
@@ -23,9 +23,9 @@ function note(document: LogLinesDocument | null): string | undefined {
     return undefined;
   }
   const { num_matching: matching, num_searched: searched, lines } = document;
-  const shown = lines.length < matching ? `the newest ${countText(lines.length)} of ` : "";
+  const shown = lines.length < matching ? `; the newest ${countText(lines.length)} are shown` : "";
   const partial = document.is_partial ? "; older lines were not searched" : "";
-  return `${shown}${countText(matching)} of ${countText(searched)} lines${partial}`;
+  return `matching: ${countText(matching)} of ${countOf(searched, "line")}${shown}${partial}`;
 }
 
 function Search(): JSX.Element {

@@ -1,4 +1,4 @@
-// Dialogs that add and retract a note. Notes are never edited or deleted; both operations are recorded in the audit.
+// Dialogs that add and retract a note. The audit records both. Notes are never edited or deleted.
 
 import type { JSX } from "preact";
 import { useRef, useState } from "preact/hooks";

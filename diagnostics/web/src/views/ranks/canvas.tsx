@@ -14,6 +14,7 @@ import {
 import { peersOf } from "../../canvas/layout";
 import type { RanksStyle } from "../../canvas/ranks-marks";
 import { fitted, fontOf, useFrame, useSize } from "../../canvas/surface";
+import { countOf } from "../../ui/format";
 
 const WHEEL_ZOOM = 1.002;
 const KEY_ZOOM = 1.5;
@@ -168,7 +169,7 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
         tabIndex={0}
         role="application"
         aria-roledescription="grid of ranks"
-        aria-label={`${picture.numRanks} ranks: ${shape.stages} stages across, ${shape.replicas} replicas down, ${shape.inner} ranks in each. Arrow keys move, plus and minus zoom. The table of ranks has the same content.`}
+        aria-label={`${countOf(picture.numRanks, "rank")}: ${countOf(shape.stages, "stage")} across, ${countOf(shape.replicas, "replica")} down, ${countOf(shape.inner, "rank")} in each. Arrow keys move, plus and minus zoom. The table of ranks has the same content.`}
         data-testid="ranks-canvas"
         onPointerDown={(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);

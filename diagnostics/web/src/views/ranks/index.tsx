@@ -1,4 +1,4 @@
-// All ranks on the grid of pipeline stages, replicas and inner ranks: which rank waits for which, and which are suspects.
+// All ranks in a grid of pipeline stages and replicas: their states, which rank waits for which, and which are suspects.
 
 import "./ranks.css";
 

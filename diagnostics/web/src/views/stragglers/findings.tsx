@@ -19,7 +19,7 @@ function placeText(finding: FindingDocument): string {
   if (finding.hosts.length > 0) {
     return finding.hosts.slice(0, 3).join(", ") + (finding.hosts.length > 3 ? ` and ${finding.hosts.length - 3} more` : "");
   }
-  return finding.stage === null ? `ranks ${ranksText(finding.ranks, 4)}` : `stage ${finding.stage}`;
+  return finding.stage === null ? `${finding.ranks.length === 1 ? "rank" : "ranks"} ${ranksText(finding.ranks, 4)}` : `stage ${finding.stage}`;
 }
 
 function Links({ finding, number }: { finding: FindingDocument; number: number }): JSX.Element {
@@ -55,7 +55,7 @@ function Finding({ finding, number }: { finding: FindingDocument; number: number
           </dd>
         </div>
         <div>
-          <dt title="how much shorter a step would be if it were as fast as its peers">possible gain per step</dt>
+          <dt title="how much shorter a step would be if these ranks were as fast as their peers">possible gain per step</dt>
           <dd>
             {durationText(finding.gain_s)} <span class="faint">of {durationText(finding.step_s)}</span>
           </dd>
@@ -119,10 +119,10 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
         </ul>
       )}
       {document.silent_ranks.length === 0 ? null : (
-        <p class="soft">No data from ranks {ranksText(document.silent_ranks, 10)}: they are not judged.</p>
+        <p class="soft">Not judged, because they send no data: {countOf(document.silent_ranks.length, "rank")} ({ranksText(document.silent_ranks, 10)}).</p>
       )}
       {document.ranks_without_peers.length === 0 ? null : (
-        <p class="soft">Ranks {ranksText(document.ranks_without_peers, 10)} have no peers that do the same work: they are not judged.</p>
+        <p class="soft">Not judged, because no other rank does the same work: {countOf(document.ranks_without_peers.length, "rank")} ({ranksText(document.ranks_without_peers, 10)}).</p>
       )}
     </Section>
   );

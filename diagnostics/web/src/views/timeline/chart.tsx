@@ -8,6 +8,7 @@ import { fitted, useFrame, useSize } from "../../canvas/surface";
 import { Camera } from "../../canvas/timeline-camera";
 import { paintTimeline, type Painted, type TimelineScratch } from "../../canvas/timeline-painter";
 import type { IdealPicture, TimelinePicture } from "../../canvas/timeline-picture";
+import { countOf } from "../../ui/format";
 import { Gestures, type Moves } from "./gestures";
 import { moveByKey, neighbour } from "./keys";
 import { partOfUrl } from "./query";
@@ -146,7 +147,7 @@ export function Chart(props: ChartProps): JSX.Element {
         tabIndex={0}
         role="application"
         aria-roledescription="timeline"
-        aria-label={`${picture.rank.length} ranks, ${picture.numSlices} slices of steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys go from slice to slice, plus and minus zoom.`}
+        aria-label={`${countOf(picture.rank.length, "rank")}, ${countOf(picture.numSlices, "slice")} of steps ${picture.firstStep} to ${picture.lastStep}. Arrow keys go from slice to slice, plus and minus zoom.`}
         data-testid="timeline-canvas"
         data-slices={picture.numSlices}
         data-cursor={cursor}

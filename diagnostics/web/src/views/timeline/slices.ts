@@ -12,7 +12,10 @@ export interface Loaded<T> {
   isPending: boolean;
 }
 
-/** Return the answer of a path, decoded by `read`, while `isWanted`. Recorded steps do not change, so it is read once. */
+/**
+ * Return the answer of a path, decoded by `read`, while `isWanted`. Recorded steps do not change, so an answer is read again
+ * only after the stream of events was broken.
+ */
 export function useArrays<T>(
   path: string, query: Query, read: (arrays: Arrays) => T, isWanted: boolean,
 ): Loaded<T> & { reload: () => void } {
