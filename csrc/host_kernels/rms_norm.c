@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The same as `_RmsNorm` in megatrain/ops/host_rms_norm.py. Matrices are [num_rows, num_columns]. */
+/* The same as `_RmsNormCall` in megatrain/ops/host_rms_norm.py. Matrices are [num_rows, num_columns]. */
 typedef struct {
   const float *x;
   const float *added;    /* forward: added to x; backward: to its gradient; or null */

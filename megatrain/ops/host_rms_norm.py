@@ -19,7 +19,7 @@ _BLOCK_ROWS = 16
 sums of these blocks of rows."""
 
 
-class _RmsNorm(ctypes.Structure):
+class _RmsNormCall(ctypes.Structure):
     """The arguments of the kernel, as `RmsNorm` in csrc/host_kernels/rms_norm.c."""
 
     _fields_ = (
@@ -33,7 +33,7 @@ class _RmsNorm(ctypes.Structure):
 @cache
 def compiled_rms_norm() -> HostFunction | None:
     """Return the compiled function, once per process; None if there is none."""
-    return host_kernel("rms_norm", _RmsNorm)
+    return host_kernel("rms_norm", _RmsNormCall)
 
 
 def host_rms_norm(norm: HostFunction, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def host_rms_norm_backward(
 
 def _run(norm: HostFunction, x: Tensor, eps: float, tensors: tuple[Tensor | None, ...]) -> None:
     """Call the kernel on all threads of torch. ctypes lets other Python threads run meanwhile."""
-    call = _RmsNorm(
+    call = _RmsNormCall(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         x.numel() // x.shape[-1],
         x.shape[-1],

@@ -104,4 +104,5 @@ def served_metrics(parts: MetricsParts, job: str, checkpoints: Path, section: Di
 def _server(collector: JobCollector, section: DiagnosticsConfig) -> MetricsServer:
     """Start the server. Raises: ConfigError."""
     token = read_token(section.metrics_token_file)
-    return MetricsServer(registry_of(collector), section.metrics_address, section.daemon_metrics_port, token)
+    address, port = section.metrics_address, section.daemon_metrics_port
+    return MetricsServer(registry_of(collector), address, port, token, key="diagnostics.daemon_metrics_port")

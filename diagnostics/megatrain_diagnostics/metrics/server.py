@@ -54,10 +54,11 @@ def read_token(path: str, key: str = "diagnostics.metrics_token_file", *, is_sec
 class MetricsServer:
     """Answers scrapes in a background thread until it is closed.
 
+    key: the name of the port in the configuration, for errors.
     Raises: ConfigError for a port that is not available, and for an address other than loopback without a token.
     """
 
-    def __init__(self, registry: CollectorRegistry, address: str, port: int, token: str = "") -> None:
+    def __init__(self, registry: CollectorRegistry, address: str, port: int, token: str = "", *, key: str) -> None:
         if not token and not is_loopback(address):
             problem = f"diagnostics.metrics_address={address!r} is reachable from other machines without a token"
             raise ConfigError([f"{problem}; set diagnostics.metrics_token_file, or listen at 127.0.0.1"])
@@ -69,7 +70,7 @@ class MetricsServer:
         try:
             self._server = _Server((address, port), Handler)
         except OSError as error:
-            problem = f"diagnostics.metrics_port={port}: cannot listen at {address}: {error.strerror or error}"
+            problem = f"{key}={port}: cannot listen at {address}: {error.strerror or error}"
             raise ConfigError([f"{problem}; name another port, or 0 for any that is free"]) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

@@ -91,7 +91,8 @@ def _metrics(settings: StreamerSettings, streamer: Streamer) -> Iterator[None]:
     try:
         token = read_token(settings.metrics_token_file)
         registry = registry_of(HostCollector(streamer.reading))
-        server = MetricsServer(registry, settings.metrics_address, settings.metrics_port, token)
+        address, port = settings.metrics_address, settings.metrics_port
+        server = MetricsServer(registry, address, port, token, key="diagnostics.metrics_port")
     except ConfigError as error:
         _logger.warning("/metrics of this host is not served: %s", error)
         yield

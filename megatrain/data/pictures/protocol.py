@@ -30,7 +30,7 @@ PRODUCER_LIMITS = PeerLimits(authentication_s=30.0, call_s=60.0, total_s=600.0)
 """A producer that is being started again accepts connections after a few seconds."""
 _MAX_WAITING = 1_000_000
 _MAX_PROBLEM = 600
-"""Characters of an error, each of which JSON may escape as six bytes of the 4,096 of a message."""
+"""Characters of an error. Each takes at most six of the 4,096 bytes of a message: as an escape, or else in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ def send_answer(
 
 def send_refusal(connection: PeerConnection, problem: str) -> None:
     """Answer that a request cannot be served. Raises: CommunicationError."""
-    connection.send_message(json.dumps({"error": problem[:_MAX_PROBLEM]}).encode())
+    text = json.dumps({"error": problem[:_MAX_PROBLEM]}, ensure_ascii=False)
+    connection.send_message(text.encode(errors="backslashreplace"))
 
 
 class AnswerReader:

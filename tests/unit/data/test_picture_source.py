@@ -29,9 +29,9 @@ from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
 from megatrain.data.pictures.producer_file import ProducersFile, read_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest, send_refusal
 from megatrain.data.pictures.shard_reader import ShardReader
-from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
+from megatrain.peers.link import MAX_MESSAGE_BYTES, SECRET_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
 from tests.helpers.pillow_producer import NO_ENDS, SECRET, PillowDecoder, producers_in_threads
@@ -327,6 +327,25 @@ def test_pictures_decoded_together_have_limited_pixels(tmp_path: Path) -> None:
 def test_format_that_has_no_whole_patches_is_refused(size: int, patch: int) -> None:
     with pytest.raises(DataError, match="cannot be cut into patches"):
         PictureFormat(size, patch)
+
+
+class SentMessages:
+    """A connection that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def send_message(self, message: bytes) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize("problem", ["\U0001f600" * 1000, "\x00" * 1000, "\udc80" * 1000, "no such file"])
+def test_refusal_of_any_characters_fits_a_message(problem: str) -> None:
+    sent = SentMessages()
+    send_refusal(sent, problem)
+    (message,) = sent.messages
+    assert len(message) <= MAX_MESSAGE_BYTES
+    assert problem.startswith(json.loads(message)["error"])
 
 
 @contextmanager

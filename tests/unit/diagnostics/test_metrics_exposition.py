@@ -128,7 +128,9 @@ def test_histogram_of_step_times_counts_all_steps() -> None:
 
 @contextmanager
 def listening_server(token: str = "", address: str = "127.0.0.1") -> Iterator[MetricsServer]:
-    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), address, 0, token)
+    listening = MetricsServer(
+        registry_of(HostCollector(make_host_reading)), address, 0, token, key="diagnostics.metrics_port"
+    )
     try:
         yield listening
     finally:
@@ -159,8 +161,11 @@ def test_beyond_the_machine_a_token_is_needed() -> None:
         assert b"megatrain_rank_info{" in body
         assert get(listening.port, "/healthz") == (200, b"ok\n")
         assert get(listening.port, "/etc/passwd", "s3cret")[0] == 404
-        with pytest.raises(ConfigError, match=f"metrics_port={listening.port}: cannot listen"):
-            MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", listening.port)
+        with pytest.raises(ConfigError, match=f"diagnostics.daemon_metrics_port={listening.port}: cannot listen"):
+            MetricsServer(
+                registry_of(HostCollector(make_host_reading)), "127.0.0.1", listening.port,
+                key="diagnostics.daemon_metrics_port",
+            )  # fmt: skip
 
 
 def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:
@@ -177,7 +182,7 @@ def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", 0)
+    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", 0, key="metrics_port")
     yield listening.port
     listening.close()
 

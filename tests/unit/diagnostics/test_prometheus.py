@@ -180,7 +180,7 @@ def test_a_real_prometheus_scrapes_and_judges(tmp_path: Path) -> None:
             HostCollector(partial(make_host_reading, 1, now_s)),
             JobCollector(partial(make_job_reading, now_s)),
         ):
-            listening = MetricsServer(registry_of(collector), "127.0.0.1", 0, TOKEN)
+            listening = MetricsServer(registry_of(collector), "127.0.0.1", 0, TOKEN, key="metrics_port")
             stack.callback(listening.close)
             ports.append(listening.port)
         url = stack.enter_context(prometheus(tmp_path, *ports))

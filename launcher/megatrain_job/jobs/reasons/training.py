@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase
-from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain.formatting import age_text, ranks_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode
@@ -105,6 +105,8 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     held = snapshot.incidents[-1] if snapshot.incidents else None
     newest = snapshot.newest_round
     if held is None or newest is None or held.state is not IncidentState.HELD or held.round != newest.number:
+        return
+    if OVER_NOTE in held.notes:
         return
     text = f"hosts were held {age_text(held.moments.detected, now_s)} ago, and no host was evicted: {held.reason}"
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)

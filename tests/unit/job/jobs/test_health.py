@@ -12,7 +12,7 @@ import pytest
 from megatrain.contracts.records.diag_records import DaemonReport, DeviceProblem, DeviceProblemKind
 from megatrain.contracts.records.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
-from megatrain.contracts.records.incident import IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.incident import OVER_NOTE, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
 from megatrain.contracts.records.rounds import Halt, JobEnd
 from megatrain_job.jobs.assessment import Unreachable, assess
@@ -307,6 +307,13 @@ def test_each_problem_is_reported_with_its_code_and_level() -> None:
         assert len(found) == 1, (name, health.reasons)
         assert re.search(text, found[0].text), (name, found[0].text)
         assert health.level is found[0].level, (name, health.reasons)
+
+
+def test_hold_that_is_over_is_no_reason() -> None:
+    over = make_incident(
+        state=IncidentState.HELD, round=2, reason="2 leases vanished", notes={OVER_NOTE: f"{NOW_S:.3f}"}
+    )
+    assert assess(make_snapshot(incidents=(over,)), NOW_S).health.reasons == ()
 
 
 def test_restart_budget_is_used_since_its_first_restart() -> None:
