@@ -195,7 +195,7 @@ def _summary(
             f"== done in {seconds:.0f} s",
             f"held-out loss      {loss:.3f} nats/token  {bits:.3f} bits/byte",
             f"unigram entropy    {entropy:.3f} nats/token  {unigram_bits:.3f} bits/byte",
-            f"the model is       {entropy - loss:.3f} nats/token below token frequencies ({MARGIN_NATS} expected)",
+            f"margin             {entropy - loss:.3f} nats/token below the unigram entropy (expected: {MARGIN_NATS})",
             f"data               {output / 'data'}",
             f"checkpoint         {checkpoint}",
             f"metrics            {run.metrics / 'metrics.jsonl'}",

@@ -116,7 +116,7 @@ def open_copy_slots(arena: Arena, kept: PlannedSlot) -> list[SlotFiller]:
 
 
 def missing_copy_bytes(arena: Arena, kept: PlannedSlot) -> int:
-    """Return how many bytes the copies need that do not exist yet. Copies of another plan are removed.
+    """Return how many bytes must be reserved for copies that do not exist yet. Copies of another plan are removed.
 
     Raises: CheckpointError naming a slot that cannot be removed.
     """

@@ -4,8 +4,9 @@
     host-r000002-00001.done      a host's data files are in place; has their sizes and digests
     host-r000002-00001.failed    a host has given up, and no writer must wait for it any longer
 
-Writers have no other connection: they share only the storage. File names contain the round, so that a superseded
-process of an older round cannot overwrite files of a newer one. The files contain the number of the snapshot.
+Writers have no other connection: they share only the storage. The names of .done and .failed files contain the round,
+so that a superseded process of an older round cannot overwrite those of a newer one, and the files contain the number
+of the snapshot. WRITING contains the round: `claim` never replaces the mark of a newer one.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ class StoredTensors:
         return sorted({item.file for tensor in self.tensors.values() for item in tensor.items})
 
     def problem(self) -> str | None:
-        """Return the first inconsistency, naming the key, or None. All numbers must be at least 0.
+        """Return the first inconsistency, naming the key, or None. The caller has checked that no number is negative.
 
         The rules: keys are not too long; dtypes are torch's; boxes are inside their tensor and together have as many
-        elements; items are long enough for their boxes, so that no reader allocates more memory for a box than was
-        written for it; files are inside the checkpoint's directory.
+        elements as the tensor; items are long enough for their boxes, so that no reader allocates more memory for a box
+        than was written for it; files are inside the checkpoint's directory.
         """
         for file in self.files():
             if not _is_inside(file):

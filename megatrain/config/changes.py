@@ -68,7 +68,8 @@ def model_changes(before: Config, now: Config) -> list[ChangedKey]:
 def run_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the `model_changes` after which a run cannot continue.
 
-    model.seq_len only limits the length of samples. Another limit changes no sample, and no weight that is in use.
+    A change of model.seq_len is one only if a parameter has that length as a dim. Otherwise it changes no weight, and
+    samples only if data.seq_len is 0; `lengths_problem` checks that.
     """
     changes = model_changes(before, now)
     return [change for change in changes if change.key != "model.seq_len" or _has_length_dim(now.model)]

@@ -39,10 +39,11 @@ class LengthOrder(ABC):
 
     @abstractmethod
     def windows(self, epoch_len: int, epochs: Int64, parts: Int64, numbers: Int64, seq_len: int) -> SamplePieces:
-        """Return the pieces of windows of `seq_len` by their numbers in the order of a part of an epoch, at least one
-        for each. Shapes: epochs, parts and numbers [N]. epoch_len: the length with which the epochs began.
+        """Return the pieces of some windows of `seq_len`: at least one for each window, which is given by an epoch, a
+        part of it, and the window's number in the order of that part.
 
-        A part whose tokens seq_len does not divide has a shorter window, the last in its order.
+        Shapes: epochs, parts and numbers [N]. epoch_len: the length with which the epochs began.
+        If a part's number of tokens is no multiple of seq_len, the last window in its order is shorter.
         Raises: BadTokensError when a file of packed samples is damaged at these windows.
         """
 

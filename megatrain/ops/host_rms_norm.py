@@ -15,8 +15,8 @@ from torch import Tensor
 from megatrain.ops.extension import HostFunction, host_kernel
 
 _BLOCK_ROWS = 16
-"""The number of rows whose gradients of the weight the kernel adds, as in csrc/host_kernels/rms_norm.c. torch adds the
-sums of these blocks of rows."""
+"""The kernel sums the weight's gradient over blocks of this many rows (BLOCK_ROWS in csrc/host_kernels/rms_norm.c), and
+torch adds these sums."""
 
 
 class _RmsNormCall(ctypes.Structure):

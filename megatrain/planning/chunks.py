@@ -1,7 +1,7 @@
 """The chunks of a stage for planning: the trainer's own chunks, on the meta device, with the memory that they need.
 
-Nothing is allocated: parameters, buckets and activations only have sizes. Chunks that differ only in the numbers of
-their layers are run once.
+Nothing is allocated: parameters, buckets and activations only have sizes. Of chunks that have
+layers of the same kinds, embedding and head included, only one is run.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RunHistory:
         is_over: bool,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`checkpoints`: returns the place of the checkpoints. `is_over`: nothing will be written any more."""
+        """`checkpoints`: returns the location of the checkpoints. `is_over`: nothing will be written any more."""
         self._run, self._events, self._versions = run, events, versions
         self._is_over, self._period_s = is_over, period_s
         self.files = RunFiles(run)

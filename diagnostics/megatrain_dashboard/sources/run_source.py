@@ -32,7 +32,7 @@ class RunSource:
         is_over: bool,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`checkpoints`: returns the place of the checkpoints. `is_over`: nothing will be written any more."""
+        """`checkpoints`: returns the location of the checkpoints. `is_over`: nothing will be written any more."""
         self._run = run
         self._versions = Versions()
         self._events = StoredEvents(run.events, memory_limit_bytes=MEMORY_BYTES)

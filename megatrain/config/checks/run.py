@@ -81,8 +81,8 @@ def _retention_problems(config: Config) -> Iterator[Problem]:
         fitting = alternatives(multiples_around(interval, every))
         yield Problem(
             ("checkpoint.keep_every", "checkpoint.interval"),
-            f"checkpoint.keep_every={every} must be a multiple of checkpoint.interval={interval}, or no checkpoint "
-            f"falls on it; use {fitting}",
+            f"checkpoint.keep_every={every} must be a multiple of checkpoint.interval={interval}, or some of its "
+            f"multiples have no checkpoint; use {fitting}",
         )
 
 
@@ -94,8 +94,8 @@ def _copy_problems(context: Context) -> Iterator[Problem]:
         if size == 1:
             yield Problem(
                 ("checkpoint.has_peer_copies", f"parallel.{name}"),
-                f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: no rank is outside another "
-                f"rank's groups; use {name}=2 or more, or has_peer_copies=false",
+                f"checkpoint.has_peer_copies=true needs parallel.{name} above 1, found 1: a copy is kept by a rank "
+                f"with another pp_rank and another dp_rank; use {name}=2 or more, or has_peer_copies=false",
             )
 
 

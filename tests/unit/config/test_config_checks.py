@@ -21,18 +21,20 @@ CASES = {
     ),
     "keeping of checkpoints that are never taken": (
         ["--checkpoint.keep_every=100", "--checkpoint.keep_last=2", "--checkpoint.interval=30"],
-        ("checkpoint.keep_every=100 must be a multiple of checkpoint.interval=30, or no checkpoint falls on it; "
-         "use 90 or 120 (--checkpoint.keep_every on the command line)"),
+        ("checkpoint.keep_every=100 must be a multiple of checkpoint.interval=30, or some of its multiples have "
+         "no checkpoint; use 90 or 120 (--checkpoint.keep_every on the command line)"),
     ),
     "copies at peers without stages": (
         ["--checkpoint.has_peer_copies=true"],
-        ("checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: no rank is outside another rank's "
-         "groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"),
+        ("checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: a copy is kept by a rank with "
+         "another pp_rank and another dp_rank; use pp_size=2 or more, or has_peer_copies=false "
+         "(--checkpoint.has_peer_copies on the command line)"),
     ),
     "copies at peers without replicas": (
         ["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=1"],
-        ("checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: no rank is outside another rank's "
-         "groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"),
+        ("checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: a copy is kept by a rank with "
+         "another pp_rank and another dp_rank; use dp_size=2 or more, or has_peer_copies=false "
+         "(--checkpoint.has_peer_copies on the command line)"),
     ),
     "copies at peers": (["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=2"], None),
     "rates": (

@@ -96,7 +96,7 @@ SEVERAL_PROBLEMS = [
     ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "blue"', 'slack-2.level="blue" .*config.toml:19'),
     ('[[slack]]\nurl_file = "a"\n[[slack]]\nlevel = "red"', 'slack-2.level="red" does nothing .*slack-2.url_file'),
     ('[[slack]]\nurl_file = "a"\n[[slack]]\nurl = "b"', r"slack-2.url=.* not a known key.*config.toml:19"),
-    ('[[slack]]\n[[slack]]\nurl_file = "a"\n[slack-2]\nurl_file = "b"', r"\[slack-2\] and the 2"),
+    ('[[slack]]\n[[slack]]\nurl_file = "a"\n[slack-2]\nurl_file = "b"', r"\[slack-2\] and \[\[slack\]\] number 2"),
     ('[slack-1]\nurl_file = "a"', r"\[slack-1\] is not a known section; did you mean \[slack\]"),
     ('[slack-02]\nurl_file = "a"', r"\[slack-02\] is not a known section"),
     ('[slack-17]\nurl_file = "a"', r"\[slack-17\] is not a known section"),

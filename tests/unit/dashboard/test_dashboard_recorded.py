@@ -220,7 +220,7 @@ def test_lines_are_found_whatever_their_case_and_stay_text(page: RecordedPage) -
     newest = page.ask("logs?round=1&limit=1")
     assert [one["rank"] for one in newest["lines"]] == [1]
     assert newest["num_matching"] == 3
-    assert "there are 1, 2" in page.ask("logs?round=8", 404)["text"]
+    assert "the rounds with lines are 1, 2" in page.ask("logs?round=8", 404)["text"]
     assert page.ask("logs?ranks=5:2", 400)["text"].startswith("ranks=")
 
 

@@ -152,7 +152,7 @@ def test_batch_of_another_form_is_refused_and_changes_nothing(tmp_path: Path) ->
         store.append(StepTotals, good)
         with pytest.raises(DataError, match=r"columns round int32, rank int32, .* expected round int32"):
             store.append(StepTotals, to_arrow(line("x")))
-        with pytest.raises(DataError, match="1 row without a value"):
+        with pytest.raises(DataError, match="rows without a value"):
             store.append(StepTotals, without_values)
         with pytest.raises(DataError, match="UTF8"):
             store.append(LogLines, text.set_column(5, "line", no_utf8))

@@ -218,7 +218,7 @@ def test_round_is_the_newest_or_the_one_that_is_named(run: Path) -> None:
 
     assert chosen_round(parsed("demo"), source) == 4
     assert chosen_round(parsed("demo", "--round", "3"), source) == 3
-    with pytest.raises(NotFoundError, match="--round=2: demo has 3, 4"):
+    with pytest.raises(NotFoundError, match="--round=2: the rounds of demo are 3, 4"):
         chosen_round(parsed("demo", "--round", "2"), source)
     with pytest.raises(DataError, match="no rank has sent anything"):
         chosen_round(parsed("runs/demo/events/totals"), open_source(parsed("runs/demo/events/totals")))

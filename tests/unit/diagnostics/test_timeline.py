@@ -223,7 +223,7 @@ def test_values_are_counters_if_they_are_finite() -> None:
     [
         (16 * 20, 160 + 160, None),
         (200, 160, "steps 11 to 11 with 160 slices"),
-        (100, 100, "all but 10 ranks of step 10"),
+        (100, 100, "everything except 10 ranks of step 10"),
     ],
 )
 def test_slices_beyond_the_limit_are_left_out(limit: int, num_kept: int, note: str | None) -> None:
@@ -244,7 +244,7 @@ def test_limit_that_allows_nothing_still_gives_a_note() -> None:
     timeline = laid_out(draw_job(Layout(), range(1), 2), max_slices=1)
 
     assert timeline.num_slices == 0
-    assert "all but 0 ranks" in timeline.left_out[0]
+    assert "everything except 0 ranks" in timeline.left_out[0]
 
 
 @given(

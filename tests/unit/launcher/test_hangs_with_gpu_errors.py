@@ -71,7 +71,7 @@ CASES = {
     "no error": Case(LATE_4, {}, (4,), ("c",), "certain"),
     "broken hardware where the late rank is": Case(
         LATE_4, {"c": (age(BUS),)}, (4,), ("c",), "certain", ("c",), (),
-        "c reported Xid 79 of GPU PCI:0000:3b:00 (the GPU has fallen off the bus) 35 s before the evidence",
+        "c reported Xid 79 of GPU PCI:0000:3b:00 (the GPU has fallen off the bus) 35 s before the evidence was taken",
     ),
     "a fault of the program there": Case(
         LATE_4, {"c": (age(FAULT),)}, (4,), ("c",), "certain", (), ("c",), "c reported Xid 31"
@@ -97,7 +97,7 @@ CASES = {
     ),
     "an error elsewhere contradicts": Case(
         LATE_4, {"a": (age(BUS),)}, (4,), ("c",), "certain", (), ("a",),
-        "before the evidence; but the positions of the ranks point to c",
+        "before the evidence was taken; but the positions of the ranks point to c",
     ),
     "errors there and elsewhere": Case(
         LATE_4, {"a": (age(FAULT),), "c": (age(BUS),)}, (4,), ("c",), "certain", ("c",), ("a",),

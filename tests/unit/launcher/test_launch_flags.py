@@ -189,7 +189,9 @@ def test_file_system_without_locks_ends_a_launch_in_one_line(
     assert main(["launch", "--platform=local", str(write_config(tmp_path))]) == 78
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "lock" in line]
     assert "/lock cannot be locked (Operation not supported): the file system has no file locks, and the job's" in line
-    assert line.endswith("set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere")
+    assert line.endswith(
+        "set job.run_directory to a place on a file system with locks, or name an etcd (--rdzv-endpoint)"
+    )
 
 
 def test_launch_driver_and_executor_load_no_torch() -> None:

@@ -52,7 +52,7 @@ class HeatOutliersDocument(Document):
     measure: str
     unit: str
     far_z: float
-    """The least score of a straggler for this number of ranks."""
+    """The least z that counts as far above the peers: the least score of a straggler among this many ranks."""
     first_step: int | None
     last_step: int | None
     outliers: tuple[HeatOutlierDocument, ...]

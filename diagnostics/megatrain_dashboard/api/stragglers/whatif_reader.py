@@ -64,9 +64,9 @@ class WhatIfReader:
         if not full:
             shown = ", ".join(str(full_step.step) for full_step in stored[-12:]) or "none"
             raise DataError(
-                f"round {roster.round}: no step was recorded in full{_bounds_text(first, last)}; there are "
-                f"{shown}. Only one step in diagnostics.sample_period is recorded in full; `megatrain diag "
-                "set` records all steps for a time"
+                f"round {roster.round}: no step was recorded in full by all ranks{_bounds_text(first, last)}; steps "
+                f"that some ranks recorded: {shown}. Only one step in diagnostics.sample_period is recorded in full; "
+                "`megatrain diag set` records all steps for a time"
             )
         chosen: list[int] = []
         num_spans = 0

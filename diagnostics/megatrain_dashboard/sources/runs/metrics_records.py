@@ -45,7 +45,8 @@ def read_metrics_records(
 ) -> MetricsRecords:
     """Return the records of a run from one unix time to another, both included; None: no bound.
 
-    The answer may hold a few records outside of the times. It is empty if the run has not reported anything yet.
+    The answer may hold records outside of the times: all others if the file has at most `most_bytes`, else a few. It
+    is empty if the run has not reported anything yet.
     Raises: OSError if the file exists but cannot be read.
     """
     try:
