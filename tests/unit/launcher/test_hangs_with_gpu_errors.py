@@ -102,7 +102,7 @@ CASES = {
     "errors there and elsewhere": Case(
         LATE_4, {"a": (age(FAULT),), "c": (age(BUS),)}, (4,), ("c",), "certain", ("c",), ("a",),
         "a reported Xid 31 of GPU PCI:0000:3b:00 (memory page fault: an address that is not mapped) 35 s before the "
-        "evidence; it does not explain the hang",
+        "evidence was taken; it does not explain the hang",
     ),
     "a stopped process stays the culprit": Case(
         {1: STOPPED}, {"b": (age(BUS),)}, (1,), ("a",), "certain", (), ("b",), "the positions of the ranks point to a"
