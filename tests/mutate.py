@@ -3,7 +3,7 @@ faults?
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results adds the outcomes to a file; mutations that have an outcome there
-are not run again, so parts of several days end up in one file: docs/benchmarks/mutation-outcomes.json. --against takes
+are not run again, so parts of several days end up in one file: docs/benchmarks/mutation-outcomes.jsonl. --against takes
 the mutations of such a file instead of drawing. A change of the product leaves the draw of the others as it was, and
 outcomes follow their mutations to other lines. Run it before and after a change that makes the suite smaller; it ends
 with exit code 1 if a mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one
@@ -213,9 +213,8 @@ def lost_outcomes(before: Sequence[MutationOutcome], now: Sequence[MutationOutco
 
 
 def write_outcomes(path: Path, outcomes: Sequence[MutationOutcome]) -> None:
-    """Write one line for each outcome."""
-    lines = ",\n".join(json.dumps(asdict(one)) for one in outcomes)
-    path.write_text(f"[\n{lines}\n]\n")
+    """Write one line of JSON for each outcome."""
+    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in outcomes))
 
 
 def read_outcomes(path: Path) -> list[MutationOutcome]:
@@ -224,7 +223,7 @@ def read_outcomes(path: Path) -> list[MutationOutcome]:
         MutationOutcome(
             Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"], load["verdict"]
         )
-        for load in json.loads(path.read_text())
+        for load in map(json.loads, path.read_text().splitlines())
     ]
 
 
