@@ -60,7 +60,7 @@ def test_costs_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
         costs.append([None, TrainingSource(identity, dataset, order, costs=DocumentCosts(dataset))])
     check_same_costs(costs[0], rendezvous_of(0, store))
     check_same_costs(costs[0], rendezvous_of(1, store))
-    with pytest.raises(DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, rank 0 has \w+; copy"):
+    with pytest.raises(DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, and rank 0 has \w+; copy"):
         check_same_costs(costs[1], rendezvous_of(1, store))
 
 
@@ -72,7 +72,7 @@ def test_pictures_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
     check_same_pictures([], rendezvous_of(0, store))
     check_same_pictures([first, first], rendezvous_of(0, store))
     check_same_pictures([first, first], rendezvous_of(1, store))
-    with pytest.raises(DataError, match=r"pictures\.index: rank 1 on host-1 has the digest \w+, rank 0 has \w+"):
+    with pytest.raises(DataError, match=r"pictures\.index: rank 1 on host-1 has the digest \w+, and rank 0 has \w+"):
         check_same_pictures([first, second], rendezvous_of(1, store))
     with pytest.raises(DataError, match=r"has pictures made by DALI 2\.5\.0 cpu.*, rank 0 has DALI 2\.4\.0 cpu"):
         check_same_pictures([newer, first], rendezvous_of(1, store))

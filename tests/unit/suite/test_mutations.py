@@ -118,7 +118,7 @@ def test_mutation_that_is_no_longer_found_is_lost() -> None:
 
 def test_rows_count_outcomes_by_package_and_verdict(tmp_path: Path) -> None:
     drawn = all_mutations({"megatrain/a/one.py": "x = 1\ny = 2\n", "megatrain/ab/two.py": "x = 1\ny = 2\n"})
-    results = tmp_path / "results.json"
+    results = tmp_path / "results.jsonl"
     judged = zip(drawn, ("", "", "a test", ""), ("slow: a test", "gap: none", "", ""), strict=True)
     outcomes = [MutationOutcome(*one) for one in judged]
     write_outcomes(results, outcomes)
