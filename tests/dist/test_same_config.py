@@ -74,5 +74,5 @@ def test_pictures_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
     check_same_pictures([first, first], rendezvous_of(1, store))
     with pytest.raises(DataError, match=r"pictures\.index: rank 1 on host-1 has the digest \w+, and rank 0 has \w+"):
         check_same_pictures([first, second], rendezvous_of(1, store))
-    with pytest.raises(DataError, match=r"has pictures made by DALI 2\.5\.0 cpu.*, rank 0 has DALI 2\.4\.0 cpu"):
+    with pytest.raises(DataError, match=r"has pictures made by DALI 2\.5\.0 cpu.*, and rank 0 has DALI 2\.4\.0 cpu"):
         check_same_pictures([newer, first], rendezvous_of(1, store))
