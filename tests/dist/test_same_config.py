@@ -60,7 +60,9 @@ def test_costs_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
         costs.append([None, TrainingSource(identity, dataset, order, costs=DocumentCosts(dataset))])
     check_same_costs(costs[0], rendezvous_of(0, store))
     check_same_costs(costs[0], rendezvous_of(1, store))
-    with pytest.raises(DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, and rank 0 has \w+; copy"):
+    with pytest.raises(
+        DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, and rank 0 has \w+; copy"
+    ):
         check_same_costs(costs[1], rendezvous_of(1, store))
 
 
