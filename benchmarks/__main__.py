@@ -24,7 +24,7 @@ NAMES = (
     "checkpoint",
     "model_files",
     "document_attention",
-    "tokenisation",
+    "tokenization",
     "packing",
     "balance",
     "data_reading",
@@ -66,7 +66,7 @@ def main() -> int:
         "--processes", type=int, default=128, help="group_init: ranks of the largest layout (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="group_init: rounds of each side (default: %(default)s)")
-    parser.add_argument("--text-mb", type=float, default=32.0, help="tokenisation: MB of text (default: %(default)s)")
+    parser.add_argument("--text-mb", type=float, default=32.0, help="tokenization: MB of text (default: %(default)s)")
     parser.add_argument(
         "--million-tokens", type=float, default=100.0, help="data_reading: tokens of the files (default: %(default)s)"
     )
@@ -86,7 +86,7 @@ def main() -> int:
         "group_init": {"num_processes": args.processes, "num_rounds": args.rounds},
         "model_files": {"storage": args.storage},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
-        "tokenisation": {"text_mb": args.text_mb},
+        "tokenization": {"text_mb": args.text_mb},
         "host_loader": {"million_documents": args.million_documents, "num_sources": args.sources},
         "data_reading": {"million_tokens": args.million_tokens},
     }

@@ -93,7 +93,7 @@ class _Steps:
         self._recorder = Recorder(BlackBoxWriter.anonymous())
         config = Config.from_dict(_STEP_TABLES)
         self._rank_model: RankModel = build_rank_model(config, mesh, self._recorder, mesh.device)
-        self._rank_model.initialise()
+        self._rank_model.initialize()
         self._rank_model.set_training(True)
         shape = (_STEP_SEQ_LEN, _STEP_BATCH)
         tokens, labels = torch.randint(2048, shape), torch.randint(2048, shape)

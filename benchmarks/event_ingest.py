@@ -54,9 +54,9 @@ def run(seconds: float = SECONDS) -> Result:
         command="python -m benchmarks event_ingest --write",
         rows=rows,
         notes=[
-            "million rows/s: rows / time from the first row sent to the last acknowledgement, after the sync to disk",
+            "million rows/s: rows / time from the first row sent to the last acknowledgment, after the sync to disk",
             "stored: rows counted in the Parquet files afterwards, by another library's reader",
-            "lag: time from the last row sent to the last acknowledgement",
+            "lag: time from the last row sent to the last acknowledgment",
             "daemon MB: its peak resident memory",
             "cores: used by the daemon, and by the process that simulates all hosts, on the same machine",
             f"{HOSTS} streams of {RANKS_A_HOST} ranks each, rows of 14 columns (spans); the peer has one stream",

@@ -27,7 +27,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 RANKS_A_HOST = 8
 _FULL_BYTES = 12 << 20
 """A host without a rate waits while it has this many bytes in memory and in flight."""
-_LAST_ACKNOWLEDGEMENT_S = 60.0
+_LAST_ACKNOWLEDGMENT_S = 60.0
 
 
 class IngestOrders(TypedDict):
@@ -93,7 +93,7 @@ def _stream(orders: IngestOrders, senders: list[Sender], tables: list[Spans]) ->
         senders[number].send(Spans, replace(table, sequence=table.sequence + shift, start_ns=times, launch_ns=times))
         num_batches += 1
     sent_s = time.monotonic() - began
-    is_all_acknowledged = all(sender.flush(_LAST_ACKNOWLEDGEMENT_S) for sender in senders)
+    is_all_acknowledged = all(sender.flush(_LAST_ACKNOWLEDGMENT_S) for sender in senders)
     acknowledged_s = time.monotonic() - began
     for sender in senders:
         sender.close()

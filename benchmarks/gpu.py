@@ -217,7 +217,7 @@ def sanitize(stage: GpuStage, timeout_s: float) -> None:
             # torch queries the driver for supported features, and an error is the answer for an unsupported one
             options += ["--report-api-errors", "no"]
             # one allocation for each tensor: inside a block of torch's allocator, an access past the end of a tensor
-            # would hit a neighbour without being detected
+            # would hit a neighbor without being detected
             environment |= {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         left_s = (deadline - time.perf_counter()) / (len(CLEAN_SUMMARY) - number)
         code, log = run_command(["compute-sanitizer", *options, *tests], left_s, environment)

@@ -119,7 +119,7 @@ def our_step(config: Config, device: torch.device) -> tuple[Step, BenchmarkTrain
 
 def peer_step(model: dict[str, Any], device: torch.device, wrap: Callable[[Any], Callable[..., Any]]) -> Step:
     """Return the peer's step, by micro-batches of one sample. wrap: compiles the model, or returns it as it is."""
-    with device:  # initialising all these weights on the CPU would take long
+    with device:  # initializing all these weights on the CPU would take long
         net = PlainLlama(model)
     net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -29,7 +29,7 @@ MEASURED = (
     Layout(tp_size=2, pp_size=4, dp_size=4),
     Layout(tp_size=2, pp_size=8, dp_size=8),
 )
-MODELLED = (
+MODELED = (
     Layout(tp_size=8, pp_size=8, dp_size=16),
     Layout(tp_size=8, pp_size=8, dp_size=32),
     Layout(tp_size=8, pp_size=8, dp_size=64),
@@ -65,8 +65,8 @@ def run(num_processes: int = 128, num_rounds: int = 5) -> Result:
         for layout in layouts:
             turns = _take_turns(pool, server, layout, num_rounds)
             rows += [_measured(layout, side, turns, costs) for side in SIDES]
-    for layout in MODELLED:
-        rows += [_modelled(layout, side, costs) for side in SIDES]
+    for layout in MODELED:
+        rows += [_modeled(layout, side, costs) for side in SIDES]
     options = "" if num_processes == 128 else f" --processes {num_processes}"
     return Result(
         name="group-init",
@@ -149,7 +149,7 @@ def _measured(layout: Layout, side: str, turns: Mapping[str, Turns], costs: Cost
     }
 
 
-def _modelled(layout: Layout, side: str, costs: Costs) -> Row:
+def _modeled(layout: Layout, side: str, costs: Costs) -> Row:
     return _row(layout, side, group_requests(side, layout, 0), world_requests(side, layout, 0), costs)
 
 
@@ -175,7 +175,7 @@ def in_words(requests: Requests) -> str:
 
 
 def _notes(num_rounds: int, costs: Costs) -> list[str]:
-    largest = MODELLED[-1]
+    largest = MODELED[-1]
     each = ", ".join(f"{kind} {seconds * 1e6:.1f}" for kind, seconds in costs.by_kind.items())
     at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.stride(STAGES))]
     return [

@@ -97,8 +97,8 @@ def _nccl(planned: PlannedGroup, rank: int) -> Requests:
         return _gloo(OURS, size)
     if planned.is_link:
         # both ends meet and get a communicator: the lower rank writes its identity, and the other one reads it
-        num_neighbours = int(index < size - 1) + int(index > 0)
-        return Counter(set=num_neighbours + int(index < size - 1), get=int(index > 0), wait=num_neighbours)
+        num_neighbors = int(index < size - 1) + int(index > 0)
+        return Counter(set=num_neighbors + int(index < size - 1), get=int(index > 0), wait=num_neighbors)
     arrival = Counter(set=1, wait=1)
     if size <= KEYS_A_REQUEST:
         return arrival + Counter(set=int(index == 0), get=int(index > 0))

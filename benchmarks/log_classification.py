@@ -94,7 +94,7 @@ def texts() -> dict[str, bytes]:
     if examples.is_file():
         logs = "\n".join(json.loads(line)["log"] for line in examples.read_text().splitlines())
         changed = (re.sub(r"\d", lambda _: str(rng.randrange(10)), logs) for _ in range(100))
-        found["labelled examples, digits changed"] = "\n".join(changed).encode()
+        found["labeled examples, digits changed"] = "\n".join(changed).encode()
     return found
 
 

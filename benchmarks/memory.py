@@ -164,7 +164,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
             communicator.new_lane = lambda _: AwaitedLane()
     with PeakTensorBytes() as memory:
         rank_model = build_rank_model(config, mesh, recorder, mesh.device)
-        rank_model.initialise()
+        rank_model.initialize()
         rank_model.set_training(True)
         inputs = random_inputs(rank_model)
         memory.reset_peak()

@@ -1,6 +1,6 @@
 """Steps with telemetry on and off take turns until the ratio of their times is known well enough.
 
-A turn is a block on, two off, and one on, so a steady drift favours neither side. It gives one figure: the logarithm of
+A turn is a block on, two off, and one on, so a steady drift favors neither side. It gives one figure: the logarithm of
 the time on over the time off. An interruption of the machine hits both sides alike, so the figures lie symmetrically
 about the cost of telemetry. Their mean without the largest and the smallest fifth is the result, with the standard
 error of Tukey and McLaughlin (1963). The rule to stop depends on the width of the interval and on the time only, never

@@ -62,7 +62,7 @@ class OverlapSide:
 
     def __init__(self, config: Config, mesh: Mesh, recorder: Recorder) -> None:
         self.rank_model: RankModel = build_rank_model(config, mesh, recorder, torch.device("cpu"))
-        self.rank_model.initialise()
+        self.rank_model.initialize()
         self.rank_model.set_training(True)
         self.inputs = _inputs(self.rank_model)
         self._recorder = recorder

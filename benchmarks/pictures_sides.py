@@ -148,7 +148,7 @@ def _use_one_core() -> None:
 
 
 def write_shard(path: Path, num_pictures: int) -> int:
-    """Write JPEG files of noise on soft colours, with captions; return their mean size."""
+    """Write JPEG files of noise on soft colors, with captions; return their mean size."""
     random = np.random.default_rng(_SEED)
     num_bytes = 0
     with tarfile.open(path, "w") as tar:

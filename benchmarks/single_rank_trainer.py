@@ -33,7 +33,7 @@ class BenchmarkTrainer:
         mesh = create_mesh(Layout(), 0, device, self.recorder)
         self.config = config
         self.rank_model: RankModel = build_rank_model(config, mesh, self.recorder, device)
-        self.rank_model.initialise()
+        self.rank_model.initialize()
         self.rank_model.set_training(True)
         self._step = 0
 

@@ -141,7 +141,7 @@ def measure_stage(context: RankContext, durations: ComputeDurations) -> dict[str
     config, recorder = Config.from_dict(_TABLES), Recorder(BlackBoxWriter.anonymous())
     mesh = joined_mesh(context, config.layout(context.world_size), recorder)
     rank_model = build_rank_model(config, mesh, recorder, mesh.device)
-    rank_model.initialise()
+    rank_model.initialize()
     rank_model.set_training(True)
     inputs = random_inputs(rank_model)
     found: dict[str, list[Pass]] = {name: [] for name in SCHEDULES}

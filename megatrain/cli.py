@@ -49,7 +49,7 @@ _TWO_WORDS: Mapping[str, str] = {"logs classify": "megatrain_diagnostics.command
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# Matches any section and key: `load_config` reports misspelt ones together with all other mistakes.
+# Matches any section and key: `load_config` reports misspelled ones together with all other mistakes.
 _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """`make demo DEMO_ARGS=--vision`: a small model with pictures, and its answers about pictures that it has not seen.
 
 The model writes the caption of each unseen picture word by word. How often its words are right is compared with chance:
-1 of 4 numbers, 1 of 4 colours, 1 of 3 shapes, each as frequent as the others.
+1 of 4 numbers, 1 of 4 colors, 1 of 3 shapes, each as frequent as the others.
 Shapes: B pictures, P patches, S tokens.
 """
 
@@ -94,8 +94,8 @@ def captions_of(loaded: LoadedModel, numbers: NDArray[np.int64]) -> NDArray[np.i
 
 def answers_of(found: NDArray[np.int64], expected: NDArray[np.int64]) -> Answers:
     """Compare words with the captions. Shapes: both [B, 3]."""
-    from megatrain.data.drawn_pictures import COLOURS, COUNTS, SHAPES
+    from megatrain.data.drawn_pictures import COLORS, COUNTS, SHAPES
 
-    sizes = {"number": len(COUNTS), "colour": len(COLOURS), "shape": len(SHAPES)}
+    sizes = {"number": len(COUNTS), "color": len(COLORS), "shape": len(SHAPES)}
     right = (found == expected).mean(0).tolist()
     return Answers(dict(zip(sizes, right, strict=True)), {question: 1 / size for question, size in sizes.items()})

@@ -4,7 +4,7 @@ An initial weight is keyed by (seed, logical parameter name) and indexed by its 
 parameter. A dropout draw is keyed by (seed, layer, site) and indexed by (sample, token, hidden unit). A rank computes
 only the elements that it holds, so every layout gets bitwise the same numbers on one device type.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13), in
+The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13), in
 wrapping int64 arithmetic; one 64-bit hash is drawn for each element.
 """
 

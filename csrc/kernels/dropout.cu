@@ -7,7 +7,7 @@
 
 namespace megatrain {
 
-// SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13).
+// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA'14; constants of Stafford's mix 13).
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 
 __device__ __forceinline__ uint64_t mix(uint64_t state) {

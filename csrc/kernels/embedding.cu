@@ -59,7 +59,7 @@ template <typename T, typename W, int WIDTH>
 __global__ void __launch_bounds__(PART_THREADS) sum_rows(const RowSums<T, W> p) {
   using A = wide_t<T>;
   using P = Pack<T, WIDTH>;
-  __shared__ int32_t keys[PART_ROWS + 2];  // with the neighbours on both sides
+  __shared__ int32_t keys[PART_ROWS + 2];  // with the neighbors on both sides
   __shared__ int64_t places[PART_ROWS];
   const int64_t part = blockIdx.x / p.tiles;
   const int column = (int(blockIdx.x % p.tiles) * PART_THREADS + threadIdx.x) * WIDTH;

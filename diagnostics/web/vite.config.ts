@@ -6,12 +6,12 @@ import { defineConfig, type Plugin } from "vite";
 
 const STATIC = "../megatrain_dashboard/static";
 
-// The packages in the bundle. Their licences require that the licence texts are distributed with them.
+// The packages in the bundle. Their licenses require that the license texts are distributed with them.
 const BUNDLED = ["preact", "@preact/signals", "@preact/signals-core", "uplot"];
 
-function licences(): Plugin {
+function licenses(): Plugin {
   return {
-    name: "licences",
+    name: "licenses",
     generateBundle() {
       const parts = BUNDLED.map((name) => {
         const text = readFileSync(new URL(`node_modules/${name}/LICENSE`, import.meta.url), "utf-8");
@@ -25,7 +25,7 @@ function licences(): Plugin {
 export default defineConfig({
   base: "./", // the page is served below any path
   publicDir: false,
-  plugins: [licences()],
+  plugins: [licenses()],
   build: {
     outDir: STATIC,
     emptyOutDir: true,

@@ -1,6 +1,6 @@
 """The sample order of a job that resumes: each source continues at its position; a new mixture begins at the cursor.
 
-Sources are recognised by the digest of their content, else by name. Pure functions.
+Sources are recognized by the digest of their content, else by name. Pure functions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def continued_stream(
         problem = f"it had {made[0]}, and now has {made[1]}: pixels or tokens would differ"
         return ContinuedStream(now, problem=problem)
     places = _places(now.sources, before.sources)
-    sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
+    sources, notes, problem = _recognized(before.sources, now.sources, places, accepted)
     if problem:
         return ContinuedStream(now, problem=problem)
     planned = [replace(stage, weights=_placed(stage.weights, places, len(sources))) for stage in now.stages]
@@ -87,7 +87,7 @@ def first_changeable(stream: SampleStream, cursor: int) -> int:
     return max((end for _, end in stream.skipped if end > cursor), default=cursor)
 
 
-def _recognised(
+def _recognized(
     known: Sequence[StreamSource], sources: Sequence[StreamSource], places: Sequence[int], accepted: Collection[str]
 ) -> tuple[list[StreamSource], list[str], str]:
     """Return all sources in the order of their places, notes for the log, and a problem if some content changed."""

@@ -1,7 +1,7 @@
 """Read boxes and whole parameters of a checkpoint of any layout in one process, assembled from its items.
 
 The reader keeps the items that it read last, up to a limit of memory, because callers mostly request boxes in storage
-order, and neighbouring boxes share items. It assembles only the requested boxes.
+order, and neighboring boxes share items. It assembles only the requested boxes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ model chunk, gradients to the stage of the previous one.
 PipelineLinks holds the channels of a stage. Each has a process group and the global rank at its other end.
 
 Each direction has its own process group, so that a send of one direction never queues behind a receive of the other.
-With two stages the wrap-around link joins the same pair as the neighbour link, so it has its own groups too.
+With two stages the wrap-around link joins the same pair as the neighbor link, so it has its own groups too.
 """
 
 from __future__ import annotations

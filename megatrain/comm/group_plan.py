@@ -128,6 +128,6 @@ def _patterns(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) 
     always = (*along, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:
         return always
-    # with two stages the wrap link joins the same pair of ranks as the neighbour link, so it needs its own group
+    # with two stages the wrap link joins the same pair of ranks as the neighbor link, so it needs its own group
     wrap_links = _WRAP_LINKS if has_wrap_links and layout.pp_size == 2 else ()
     return (*always, *_LINKS, *wrap_links)

@@ -55,7 +55,7 @@ def warm_up(
 
     store_of: the store at which the members of a link's group met. Each group's timeout applies to its first messages.
     Communication: one element per link; at the store, one key written and one request per link.
-    Raises: CommunicationError naming the link and the neighbour.
+    Raises: CommunicationError naming the link and the neighbor.
     """
     for name, is_send in warm_up_order(stage, num_stages, has_wrap_links=has_wrap_links):
         channel = getattr(links, name)

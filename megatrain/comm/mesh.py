@@ -1,4 +1,4 @@
-"""The mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
+"""The mesh: this rank's groups along each axis, and its channels to the neighboring stages.
 
 group_plan.py computes from the layout's axes which groups exist and in which order each rank creates its own.
 `cpu_groups` has a second group along each axis, and one of the replicas, over CPU memory. The `embedding` group joins

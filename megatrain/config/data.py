@@ -37,7 +37,7 @@ class DataConfig:
     tokenizer: str = option("", "Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with.")
     pictures: Literal["none", "drawn", "shards"] = option(
         "none",
-        "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
+        "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few colored "
         "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
         "those of pictures.shards, with their captions, which data.tokenizer converts to tokens, as the text. "
         "Pictures beside text: [[data_source]].",

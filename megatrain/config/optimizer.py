@@ -24,7 +24,7 @@ class OptimizerConfig:
     name: Literal["adamw", "lamb", "muon", "sgd"] = option(
         "adamw",
         "Update rule. lamb scales each matrix's update by a trust ratio, so that batches can be 4 times as large. "
-        "muon orthogonalises the update of each matrix between hidden states and scales it to the size of an AdamW "
+        "muon orthogonalizes the update of each matrix between hidden states and scales it to the size of an AdamW "
         "update. The other parameters use AdamW, with the same lr and weight_decay. sgd: gradients with momentum.",
     )
     lr: float = option(REQUIRED, "Highest learning rate, reached after warm-up.", above=0, maximum=1000)
@@ -36,7 +36,7 @@ class OptimizerConfig:
     has_nesterov: bool = option(True, "muon and sgd: whether to use Nesterov momentum.")
     muon_precision: Literal["master", "bf16"] = option(
         "master",
-        "muon: precision in which matrices are sent and orthogonalised: that of the master weights, or bf16, which "
+        "muon: precision in which matrices are sent and orthogonalized: that of the master weights, or bf16, which "
         "is faster on GPUs and halves the communication.",
     )
     weight_decay: float = option(

@@ -10,15 +10,15 @@ from functools import cache
 
 from megatrain.config.model import ModelConfig
 
-NUM_COLOURS = 3
+NUM_COLORS = 3
 """Red, green and blue."""
 ENCODER, PROJECTOR = "encoder.", "projector."
 """The prefixes of the names of the parameters."""
 
 
 def patch_width(model: ModelConfig) -> int:
-    """Return the bytes of a patch: its pixels by row, each with its colours."""
-    return model.patch_size**2 * NUM_COLOURS
+    """Return the bytes of a patch: its pixels by row, each with its colors."""
+    return model.patch_size**2 * NUM_COLORS
 
 
 @cache

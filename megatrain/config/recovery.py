@@ -77,7 +77,7 @@ class RecoveryConfig:
     has_health_checks: bool = option(True, "Whether hosts are checked before they take part.")
     has_pair_checks: bool = option(
         True,
-        "Whether hosts time an all-reduce with two neighbours before the first round, before a round with new hosts, "
+        "Whether hosts time an all-reduce with two neighbors before the first round, before a round with new hosts, "
         "and after a failure that names no host. Needs has_health_checks, and takes seconds, because torch is loaded "
         "for each pair test.",
     )

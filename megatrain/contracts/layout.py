@@ -1,9 +1,9 @@
 """The position of a rank: the named axes of a mesh, and pure functions that compute places along them.
 
 AXES is the only list of axes. `pp` counts pipeline stages and is the outermost axis: a stage is a run of consecutive
-ranks. A *factorisation* describes how the ranks of one stage are divided further: a list of axes from outermost to
+ranks. A *factorization* describes how the ranks of one stage are divided further: a list of axes from outermost to
 innermost. The first one, dense, numbers the ranks. tp is innermost, so that it stays inside a host; dp comes before pp,
-because MegaScale sec. 3.2 gives data-parallel groups placement priority over pipeline groups. Every other factorisation
+because MegaScale sec. 3.2 gives data-parallel groups placement priority over pipeline groups. Every other factorization
 divides the same ranks, in the same order, by other sizes; the size of its outermost axis follows from the others. So
 the ranks along an axis are always evenly spaced: an axis of a layout is a size and a stride.
 """
@@ -67,11 +67,11 @@ AXES = (
 """All axes, in the order in which files and pages show them."""
 STAGES = "pp"
 DENSE = ("dp", "cp", "tp")
-FACTORISATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp", "ep")}
+FACTORIZATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp", "ep")}
 """How the ranks of a stage are divided into axes, outermost first. The dense one determines the ranks of a stage."""
-_FACTORISED = tuple(FACTORISATIONS.values())
-REPLICAS = tuple(axes[0] for axes in _FACTORISED)
-"""The outermost axis of each factorisation: gradients are summed and state is sharded along it."""
+_FACTORIZED = tuple(FACTORIZATIONS.values())
+REPLICAS = tuple(axes[0] for axes in _FACTORIZED)
+"""The outermost axis of each factorization: gradients are summed and state is sharded along it."""
 NEAREST = DENSE[-1]
 """The innermost axis: its ranks are consecutive, and usually on one host."""
 DENSE_REPLICAS = tuple(axis.name for axis in AXES if axis.name in DENSE and not axis.cuts_model)
@@ -79,10 +79,10 @@ DENSE_REPLICAS = tuple(axis.name for axis in AXES if axis.name in DENSE and not 
 WITHIN_REPLICA = (STAGES, *DENSE[1:])
 """The axes along which one replica of the model is spread: the world size is the product of their sizes and dp's.
 
-Axes of other factorisations divide the same ranks in another way, so their sizes are no further factors.
+Axes of other factorizations divide the same ranks in another way, so their sizes are no further factors.
 """
 _BY_NAME = {axis.name: axis for axis in AXES}
-_DERIVED_SIZE = tuple(axes[0] for axes in FACTORISATIONS.values() if axes is not DENSE)
+_DERIVED_SIZE = tuple(axes[0] for axes in FACTORIZATIONS.values() if axes is not DENSE)
 SIZED_AXES = tuple(axis for axis in AXES if axis.name not in _DERIVED_SIZE)
 """The axes whose sizes define a layout; the sizes of the others follow."""
 NUMBERING_AXES = tuple(axis for axis in AXES if axis.name == STAGES or axis.name in DENSE)
@@ -104,11 +104,11 @@ def first_axis_of(group: str) -> str:
 
 
 def _axes_beside(name: str) -> tuple[str, ...]:
-    """Return the factorisation that has the axis. Raises: TopologyError when none has it."""
-    for axes in _FACTORISED:
+    """Return the factorization that has the axis. Raises: TopologyError when none has it."""
+    for axes in _FACTORIZED:
         if name in axes:
             return axes
-    dividing = ", ".join(one for axes in _FACTORISED for one in axes)
+    dividing = ", ".join(one for axes in _FACTORIZED for one in axes)
     raise TopologyError(f"the axis {axis_named(name).name} does not divide the ranks of a stage, unlike {dividing}")
 
 
@@ -137,7 +137,7 @@ class Holders:
 class Layout:
     """The axes of a job's mesh with their sizes: Layout(pp_size=2, dp_size=4). The default size is 1.
 
-    Raises: TopologyError when a size is below 1 or its axis is unknown, or when a factorisation does not divide a
+    Raises: TopologyError when a size is below 1 or its axis is unknown, or when a factorization does not divide a
     stage.
     """
 
@@ -153,7 +153,7 @@ class Layout:
         size_of = {axis.name: sizes.get(axis.size_name, 1) for axis in SIZED_AXES}
         num_in_stage = prod(size_of[name] for name in DENSE)
         strides = {STAGES: num_in_stage}
-        for left_over, *inner in FACTORISATIONS.values():
+        for left_over, *inner in FACTORIZATIONS.values():
             stride = 1
             for name in reversed(inner):
                 strides[name] = stride
@@ -189,7 +189,7 @@ class Layout:
     def axes(self) -> tuple[str, ...]:
         """The axes that describe this layout: those that are always listed, and others with a size above 1."""
         cut = {axis.name for axis in SIZED_AXES if axis.is_always_listed or self.size(axis.name) > 1}
-        for axes in FACTORISATIONS.values():
+        for axes in FACTORIZATIONS.values():
             if axes[0] in _DERIVED_SIZE and cut.intersection(axes).difference(DENSE):
                 cut.add(axes[0])
         return tuple(axis.name for axis in AXES if axis.name in cut)
@@ -274,7 +274,7 @@ class Layout:
         return tuple(candidate for candidate in self.axes if candidate in (STAGES, *together) and candidate != axis)
 
     def replica_axes(self, axis: str) -> tuple[str, ...]:
-        """Return the listed axes of the same factorisation whose ranks hold the same parameters, such as dp and cp."""
+        """Return the listed axes of the same factorization whose ranks hold the same parameters, such as dp and cp."""
         together = _axes_beside(axis)
         return tuple(
             candidate for candidate in self.axes if candidate in together and not _BY_NAME[candidate].cuts_model
@@ -289,7 +289,7 @@ class Layout:
 
     @property
     def replica_spans(self) -> tuple[tuple[str, ...], ...]:
-        """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
+        """The axes along which ranks hold the same parameters, for each factorization with several such axes."""
         return tuple(axes for axes in self._replica_axes() if len(axes) > 1)
 
     def is_replica_group(self, axes: Sequence[str]) -> bool:
@@ -319,8 +319,8 @@ class Layout:
         return ", ".join(f"{_BY_NAME[axis].word or axis} {at[axis]}" for axis in axes or self.axes)
 
     def _replica_axes(self) -> Iterator[tuple[str, ...]]:
-        """Yield, for each factorisation, the axes of a size above 1 along which ranks hold the same parameters."""
-        for axes in _FACTORISED:
+        """Yield, for each factorization, the axes of a size above 1 along which ranks hold the same parameters."""
+        for axes in _FACTORIZED:
             yield tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1)
 
     def _placed(self, axis: str) -> PlacedAxis:

@@ -4,7 +4,7 @@ The samples of a step, the number of samples of a micro-batch and the number of 
 same. The heaviest samples are dealt first, in rounds of one sample for each replica: the heaviest of a round to the
 replica with the least cost so far. Then the replica with the highest cost exchanges samples with those of the lowest
 costs. The samples of a replica are dealt to its micro-batches in rounds too. The micro-batches are ordered so that
-their costs first rise and then fall: a stage of a pipeline waits while its neighbour computes a longer micro-batch, so
+their costs first rise and then fall: a stage of a pipeline waits while its neighbor computes a longer micro-batch, so
 it waits least if the costs of successive micro-batches are similar.
 Pure functions of integers: the result is the same on every host. No I/O and no clock.
 Source: longest processing time first, Graham 1969, here with equal numbers of items.

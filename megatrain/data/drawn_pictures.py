@@ -1,7 +1,7 @@
 """Pictures that this program draws, and their captions: data for demonstrations and tests, without files.
 
-A picture shows one to four objects of one colour and shape on a dark, noisy background. Its caption names their number,
-colour and shape: "two red circle". Everything follows from the seed and the number of the sample, through arithmetic
+A picture shows one to four objects of one color and shape on a dark, noisy background. Its caption names their number,
+color and shape: "two red circle". Everything follows from the seed and the number of the sample, through arithmetic
 that does not change between versions of numpy. Training samples have numbers below NUM_PICTURES, so the pictures from
 there on are unseen by every run; the first NUM_HELD_OUT of them are a validation set.
 Shapes: N samples, P patches, C bytes of a patch.
@@ -27,12 +27,12 @@ from megatrain.data.token_stream import Int64, SamplePieces
 from megatrain.data.training_source import TrainingSource
 
 COUNTS = ("one", "two", "three", "four")
-COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (220, 210, 40)}
+COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (220, 210, 40)}
 SHAPES = ("circle", "square", "triangle")
-WORDS = ("<end>", *COUNTS, *COLOURS, *SHAPES)
+WORDS = ("<end>", *COUNTS, *COLORS, *SHAPES)
 """The vocabulary; a token is an index. "<end>" begins and ends each caption."""
 CAPTION_TOKENS = 5
-"""<end>, number, colour, shape, <end>."""
+"""<end>, number, color, shape, <end>."""
 NUM_PICTURES = 1 << 31
 NUM_HELD_OUT = 1024
 GRID = 4
@@ -42,25 +42,25 @@ _BRIGHTEST_BACKGROUND, _NOISE, _SHIFT = 60, 24, 0.6
 
 
 class Scene(NamedTuple):
-    """What a picture shows. colour and shape: indices of COLOURS and SHAPES. key: of its details."""
+    """What a picture shows. color and shape: indices of COLORS and SHAPES. key: of its details."""
 
     num_objects: int
-    colour: int
+    color: int
     shape: int
     key: np.uint64
 
     @property
     def caption(self) -> tuple[int, ...]:
         """The tokens of the caption."""
-        words = (COUNTS[self.num_objects - 1], tuple(COLOURS)[self.colour], SHAPES[self.shape])
+        words = (COUNTS[self.num_objects - 1], tuple(COLORS)[self.color], SHAPES[self.shape])
         return (0, *(WORDS.index(word) for word in words), 0)
 
 
 def scene_of(seed: int, number: int) -> Scene:
-    """Return what picture `number` shows: each number, colour and shape is equally frequent."""
+    """Return what picture `number` shows: each number, color and shape is equally frequent."""
     key = key_of(seed, number)
-    count, colour, shape = _draws(key, 0, 3) % np.array([len(COUNTS), len(COLOURS), len(SHAPES)], np.uint64)
-    return Scene(int(count) + 1, int(colour), int(shape), key)
+    count, color, shape = _draws(key, 0, 3) % np.array([len(COUNTS), len(COLORS), len(SHAPES)], np.uint64)
+    return Scene(int(count) + 1, int(color), int(shape), key)
 
 
 def drawn(scene: Scene, size: int) -> Patches:
@@ -71,17 +71,17 @@ def drawn(scene: Scene, size: int) -> Patches:
     cells = sorted(range(GRID**2), key=cell_draws.__getitem__)[: scene.num_objects]
     places = _draws(scene.key, 20, 3 * scene.num_objects).reshape(-1, 3) % np.uint64(1 << 20) / (1 << 20)
     cell_size = size / GRID
-    colour = np.array(tuple(COLOURS.values())[scene.colour])
+    color = np.array(tuple(COLORS.values())[scene.color])
     for cell, (right, down, larger) in zip(cells, places.tolist(), strict=True):
         radius = cell_size * (0.34 + 0.1 * larger)
         row, column = divmod(cell, GRID)
         # the object stays in its cell and does not touch the cell's edge
         most_shift = _SHIFT * (cell_size / 2 - radius)
-        centre_y = (row + 0.5) * cell_size + (down * 2 - 1) * most_shift
-        centre_x = (column + 0.5) * cell_size + (right * 2 - 1) * most_shift
+        center_y = (row + 0.5) * cell_size + (down * 2 - 1) * most_shift
+        center_x = (column + 0.5) * cell_size + (right * 2 - 1) * most_shift
         y, x = np.mgrid[:size, :size] + 0.5
-        is_inside = _is_inside(SHAPES[scene.shape], x - centre_x, y - centre_y, radius)
-        picture = np.where(is_inside[:, :, None], colour + noise // 2, picture)
+        is_inside = _is_inside(SHAPES[scene.shape], x - center_x, y - center_y, radius)
+        picture = np.where(is_inside[:, :, None], color + noise // 2, picture)
     return picture.clip(0, 255).astype(np.uint8)
 
 

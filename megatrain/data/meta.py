@@ -1,7 +1,7 @@
 """meta.json: the sources and the sizes of a data directory.
 
 The file is next to train.bin and validation.bin. Token files from elsewhere have none, or a meta.json of another
-program, which `read_meta` recognises by the `format` key.
+program, which `read_meta` recognizes by the `format` key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keyed permutations of any size without a table: a Feistel network, cycle-walked to the exact size.
 
-Source: cycle walking is Black and Rogaway 2002; the mixer is the finaliser of splitmix64 (Steele et al. 2014).
+Source: cycle walking is Black and Rogaway 2002; the mixer is the finalizer of splitmix64 (Steele et al. 2014).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from megatrain.ops.attention_choice import DeviceKind
 from megatrain.ops.linear import linear
 from megatrain.ops.normalization import ResidualStream
 
-_MIDDLE_COLOUR = 127.5
+_MIDDLE_COLOR = 127.5
 
 
 class PatchEmbedding(nn.Module):
@@ -34,7 +34,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, patches_PKC: Tensor) -> Tensor:
         """Return the hidden states. Shapes: patches [P_local, K, C] uint8; result [P_local, K, H]."""
-        return linear(patches_PKC.to(self.weight.dtype) / _MIDDLE_COLOUR - 1.0, self.weight, self.bias)
+        return linear(patches_PKC.to(self.weight.dtype) / _MIDDLE_COLOR - 1.0, self.weight, self.bias)
 
 
 class PictureEncoder(nn.Module):

@@ -20,7 +20,7 @@ from megatrain.config.pictures import ENCODER, encoder_of
 from megatrain.config.variant_parameters import parameters_by_path
 
 
-def initialise_(
+def initialize_(
     out: Tensor, name: str, config: ModelConfig, seed: int, global_shape: Sequence[int], offsets: Sequence[int]
 ) -> None:
     """Fill `out`, the part at `offsets` of the parameter `name` (of `global_shape`), with its initial values."""

@@ -1,6 +1,6 @@
-"""Muon: the momentum of each matrix between hidden states, orthogonalised (Keller Jordan, Muon, 2024).
+"""Muon: the momentum of each matrix between hidden states, orthogonalized (Keller Jordan, Muon, 2024).
 
-A matrix is orthogonalised as a whole by one rank of its stage, which gets its parts from the ranks that hold them and
+A matrix is orthogonalized as a whole by one rank of its stage, which gets its parts from the ranks that hold them and
 returns the results (parallel/matrix_exchange.py). Every layout computes the same: q, k and v of all heads are a matrix
 each, and so are gate and up. An update is scaled to the usual size of an AdamW update, 0.2 * sqrt(max(rows, columns)),
 so that both share a learning rate and a weight decay (Moonlight, arXiv:2502.16982).
@@ -50,6 +50,6 @@ class Muon:
 
 
 def update_scale(matrix: LogicalMatrix) -> float:
-    """Return the factor by which an orthogonalised matrix is multiplied. Without it, the root mean square of the matrix
+    """Return the factor by which an orthogonalized matrix is multiplied. Without it, the root mean square of the matrix
     is 1 / sqrt(max(rows, columns))."""
     return RMS_OF_ADAMW * math.sqrt(max(matrix.num_rows, matrix.num_columns))

@@ -1,4 +1,4 @@
-"""Orthogonalises the matrices in shards: each is gathered to one rank, processed there, and returned to the shards.
+"""Orthogonalizes the matrices in shards: each is gathered to one rank, processed there, and returned to the shards.
 
 matrix_routes.py computes the routes. The matrices are assigned to ranks so that each rank has about the same FLOPs.
 Weights with other replicas, or cut along another axis, have a separate exchange.
@@ -26,7 +26,7 @@ _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 class MatrixExchange:
     """The matrices of weights with the same replicas that are cut along the same axis.
 
-    cut: the group along that axis. dtype: the dtype in which matrices are sent and orthogonalised.
+    cut: the group along that axis. dtype: the dtype in which matrices are sent and orthogonalized.
     """
 
     def __init__(self, weights: Sequence[PlacedWeight], replicas: Group, cut: Group, dtype: torch.dtype) -> None:

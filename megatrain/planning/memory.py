@@ -29,7 +29,7 @@ from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
 from megatrain.planning.update import IN_PLACE, PlannedUpdate
 from megatrain.schedule import peak_in_flight
 
-_KINDS = ("parameters", "gradients", "optimizer", "inputs", "activations", "working", "messages", "travelling")
+_KINDS = ("parameters", "gradients", "optimizer", "inputs", "activations", "working", "messages", "traveling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RankMemory:
     """Temporaries of the action that runs at that moment."""
     messages: int
     """Activations and gradients that come from other stages or go to them."""
-    travelling: int
+    traveling: int
     """Gradients in transfer: copies that are being reduced."""
     moment: str
     """The action that runs at the peak."""
@@ -97,7 +97,7 @@ def estimate_memory(
         activations=peak.activations,
         working=peak.working,
         messages=peak.messages,
-        travelling=peak.travelling,
+        traveling=peak.traveling,
         moment=peak.what,
         num_in_flight=peak_in_flight(schedule)[stage],
         on_host=walk.peak_on_host,
@@ -113,7 +113,7 @@ class _ReductionBytes(NamedTuple):
     """Bytes of one bucket's gradients during their reduction: see ChunkMemory."""
 
     whole: int
-    travelling: int
+    traveling: int
     arriving: int
     summed: int
     copied: int
@@ -121,24 +121,24 @@ class _ReductionBytes(NamedTuple):
 
 def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     reductions = [_reduction(config, bucket) for bucket in chunk.buckets]
-    travelling = [reduction.travelling for reduction in reductions]
+    traveling = [reduction.traveling for reduction in reductions]
     # a lane starts two exchanges, so two buckets have receive buffers: the one in transfer and the next one
     arriving = [
         sum(reduction.arriving for reduction in reductions[first : first + 2]) for first in range(len(reductions))
     ]
-    exchanged = _max_additional(arriving, travelling)
+    exchanged = _max_additional(arriving, traveling)
     return ChunkMemory(
         footprint=chunk.measured.footprint,
         whole_gradients=sum(reduction.whole for reduction in reductions),
-        travelling=sum(travelling),
+        traveling=sum(traveling),
         exchanged=exchanged,
         summed=_max_additional(
-            [received + reduction.summed for received, reduction in zip(arriving, reductions, strict=True)], travelling
+            [received + reduction.summed for received, reduction in zip(arriving, reductions, strict=True)], traveling
         )
         - exchanged,
         copied=_max_additional(
             [reduction.copied for reduction in reductions],
-            [reduction.whole - reduction.travelling if reduction.copied else 0 for reduction in reductions],
+            [reduction.whole - reduction.traveling if reduction.copied else 0 for reduction in reductions],
         ),
         borrowed_gradients=sum(_reduction(config, bucket).whole for bucket in chunk.borrowed),
     )
@@ -152,21 +152,21 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
     is_copied = config.parallel.grad_reduce_dtype == "bf16" and not is_alone
     whole = bucket.numel * sum_bytes
     sent = bucket.numel * torch.bfloat16.itemsize if is_copied else whole
-    travelling = sent if is_copied or is_zero_2 else 0
+    traveling = sent if is_copied or is_zero_2 else 0
     if is_copied and is_zero_2:  # the shard of a copy has its own memory
-        travelling += bucket.shard_numel * sum_bytes
+        traveling += bucket.shard_numel * sum_bytes
     # if ranks exchange parts and sum them (Group.reduce_scatter), the received parts have their own memory: on CPUs
     # from the exchange's turn on, else from its start on; half precision is summed in a wider copy
     arriving = sent if planned_kind(config).type == "cpu" and not is_alone else 0
     if is_copied and not arriving:
-        travelling += sent
+        traveling += sent
     summed = bucket.shard_numel * torch.float32.itemsize if is_copied else 0
-    return _ReductionBytes(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
+    return _ReductionBytes(whole, traveling, arriving, summed, traveling if is_copied and is_zero_2 else 0)
 
 
-def _max_additional(beside: Sequence[int], travelling: Sequence[int]) -> int:
+def _max_additional(beside: Sequence[int], traveling: Sequence[int]) -> int:
     """Return the most bytes beyond those of all gradients in transfer, while the buckets' reductions end in order.
 
-    beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that are freed then.
+    beside: for each bucket, the additional bytes while its reduction ends. traveling: the bytes that are freed then.
     """
-    return max(now - ended for now, ended in zip(beside, accumulate(travelling, initial=0), strict=False))
+    return max(now - ended for now, ended in zip(beside, accumulate(traveling, initial=0), strict=False))

@@ -46,7 +46,7 @@ def _axes(plan: RunPlan) -> list[str]:
         for axis in map(axis_named, plan.layout.axes)
     ]
     heads = ["axis", "parallelism", "size", "stride", "its ranks"]
-    return ["Axes (stride: distance between neighbouring ranks)", *_table(heads, rows, num_left=2)]
+    return ["Axes (stride: distance between neighboring ranks)", *_table(heads, rows, num_left=2)]
 
 
 def _groups(plan: RunPlan) -> list[str]:

@@ -26,7 +26,7 @@ class ChunkMemory:
     footprint: Footprint
     whole_gradients: int
     """All gradients, in the dtype in which they accumulate."""
-    travelling: int
+    traveling: int
     """Copies, and gradients that are freed at the end of the reduction: alive from its start to its end."""
     exchanged: int
     """Parts received from other ranks on CPUs, where chunks take turns: only one chunk has them at a time."""
@@ -48,11 +48,11 @@ class Moment:
     activations: int = 0
     working: int = 0
     messages: int = 0
-    travelling: int = 0
+    traveling: int = 0
 
     @property
     def total(self) -> int:
-        return self.activations + self.working + self.messages + self.travelling
+        return self.activations + self.working + self.messages + self.traveling
 
 
 class StepWalk:
@@ -69,7 +69,7 @@ class StepWalk:
         self._newest: dict[int, int] = {}
         """For each chunk, the micro-batch of its last forward, while it is in flight."""
         self._messages = 0
-        self._travelling: dict[int, int] = {}
+        self._traveling: dict[int, int] = {}
         self._exchanged: dict[int, int] = {}
         self._borrowed = 0
         """Gradients of the first chunk that exist before its backward."""
@@ -98,7 +98,7 @@ class StepWalk:
                 self._backward_weight(action)
             elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
                 self._start_reduction(action.chunk)
-        for chunk in list(self._travelling):
+        for chunk in list(self._traveling):
             self._finish_reduction(chunk)
         return self.peak
 
@@ -122,9 +122,9 @@ class StepWalk:
         chunk = self._chunks[action.chunk]
         self._consume_message(ActionKind.RECV_BACKWARD, action)
         if self._is_zero_2:
-            for earlier in list(self._travelling):
+            for earlier in list(self._traveling):
                 self._finish_reduction(earlier)
-            self._travelling[action.chunk] = chunk.whole_gradients
+            self._traveling[action.chunk] = chunk.whole_gradients
             if action.chunk == 0:
                 self._borrowed = 0
             self._borrowed = max(self._borrowed, chunk.borrowed_gradients)
@@ -178,14 +178,14 @@ class StepWalk:
         """Start a reduction. If gradients are sent in another dtype, both copies are alive for a moment."""
         memory = self._chunks[chunk]
         self._record_moment(f"reduction of chunk {chunk}", memory.copied)
-        self._travelling[chunk], self._exchanged[chunk] = memory.travelling, memory.exchanged
+        self._traveling[chunk], self._exchanged[chunk] = memory.traveling, memory.exchanged
         self._record_moment(f"reduction of chunk {chunk}", 0)
         if not self._has_overlap:
             self._finish_reduction(chunk)
 
     def _finish_reduction(self, chunk: int) -> None:
         self._record_moment(f"reduction of chunk {chunk}", self._chunks[chunk].summed)
-        self._travelling.pop(chunk, None)
+        self._traveling.pop(chunk, None)
         self._exchanged.pop(chunk, None)
 
     def _record_moment(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
@@ -195,7 +195,7 @@ class StepWalk:
             self._activations + of_which_kept,
             bytes_of_part - of_which_kept,
             self._messages,
-            sum(self._travelling.values()) + self._borrowed + max(self._exchanged.values(), default=0) + early,
+            sum(self._traveling.values()) + self._borrowed + max(self._exchanged.values(), default=0) + early,
         )
         if moment.total > self.peak.total:
             self.peak = moment

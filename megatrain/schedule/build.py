@@ -3,7 +3,7 @@
 Reductions may be aligned: all stages start the reduction of a chunk's gradients when the stage that finishes the chunk
 latest is done. A reduction takes memory bandwidth and, on a GPU, processors from the compute that runs at the same
 time. Stages that reduce at different times slow each other down one after the other, because each waits for its
-neighbours. If all stages reduce at the same time, this delay occurs only once. The cost is that an earlier stage has
+neighbors. If all stages reduce at the same time, this delay occurs only once. The cost is that an earlier stage has
 less compute left to overlap.
 Source: the aligned gradient reduction of Megatron-LM.
 """

@@ -43,6 +43,6 @@ class ChunkPlacement:
         """Return whether the chunk computes the loss."""
         return self.model_chunk(stage, chunk) == self.num_parts - 1
 
-    def neighbour(self, stage: int, chunk: int, step: int) -> int:
+    def neighbor(self, stage: int, chunk: int, step: int) -> int:
         """Return the stage that holds the model chunk `step` further on, modulo the number of model chunks."""
         return self.stage_and_chunk((self.model_chunk(stage, chunk) + step) % self.num_parts)[0]

@@ -1,7 +1,7 @@
 """Runs a schedule without computing: finds the slot of each compute, or the position where each stage blocks.
 
 Channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A compute takes
-one slot and a message none; real durations are not modelled.
+one slot and a message none; real durations are not modeled.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class StageChannels:
 
 def _channels_of(placement: ChunkPlacement, stage: int) -> dict[ActionKind, list[StageChannel]]:
     chunks = range(placement.num_chunks)
-    after = [placement.neighbour(stage, chunk, +1) for chunk in chunks]
-    before = [placement.neighbour(stage, chunk, -1) for chunk in chunks]
+    after = [placement.neighbor(stage, chunk, +1) for chunk in chunks]
+    before = [placement.neighbor(stage, chunk, -1) for chunk in chunks]
     return {
         ActionKind.SEND_FORWARD: [StageChannel("forward", stage, other) for other in after],
         ActionKind.RECV_FORWARD: [StageChannel("forward", other, stage) for other in before],

@@ -118,7 +118,7 @@ def _lower_stage(
         if compute.kind is ActionKind.FORWARD and compute.chunk in gather_before:
             actions.append(gather_before.pop(compute.chunk))  # only before its first forward
         actions.append(compute)
-        # the send goes before the reduction: a neighbouring stage waits for the send, but no rank for the reduction yet
+        # the send goes before the reduction: a neighboring stage waits for the send, but no rank for the reduction yet
         if (send := sends[slot]) is not None:
             actions.append(send)
         if compute.kind in MICROBATCH_ENDS:

@@ -1,7 +1,7 @@
 """When work ran on the device, measured without ever waiting for the device (MegaScale sec. 5.1, CUDA event monitor).
 
 A timed stretch is two events, recorded on the stream that is current at its launch and at its end. Their times are read
-when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (an operation of a
+when the device has passed them, which costs a query and no synchronization. Event pairs of one lane (an operation of a
 group, on one stream) end in order, so each poll queries only the head of each lane. Event times are relative to a base
 event, which ties them to the monotonic clock. The base is replaced from time to time, because float milliseconds lose
 precision. Two invariants correct it: no work starts before the host launched it, and no work ends after the host
@@ -180,7 +180,7 @@ class DeviceTimer:
 
 
 def cuda_timer() -> DeviceTimer:
-    """Return a timer for the current CUDA device. Loads torch; synchronises once."""
+    """Return a timer for the current CUDA device. Loads torch; synchronizes once."""
     import torch
 
     def make_event() -> DeviceEvent:

@@ -20,7 +20,7 @@ from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
 from megatrain.data.microbatch import MicroBatch
-from megatrain.model import PatchRows, TokenContext, initialise_
+from megatrain.model import PatchRows, TokenContext, initialize_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss
 from megatrain.ops.cross_entropy import write_sample_losses
@@ -51,11 +51,11 @@ class RankModel:
     input_copies: InputCopies
     fp8_scales: tuple[Fp8Scales, ...] = ()
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Draw the initial weights. Every rank draws its own shards; the numbers are the same in every layout."""
         for kind, shard, _ in self.optimizer.flat_shards():
             if kind == "master":
-                initialise_(
+                initialize_(
                     shard.tensor,
                     shard.name,
                     self.config.model,
@@ -132,7 +132,7 @@ def build_rank_model(
     capture: Capture | None = None,
     loss: Loss | None = None,
 ) -> RankModel:
-    """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
+    """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialized or loaded.
 
     capture: captures micro-batches as CUDA graphs; None: the result of `capture_of`. loss: replaces cross entropy in
     training; the configuration must allow it (Extensions.problems). A custom loss returns only a sum, so a run with

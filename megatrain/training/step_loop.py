@@ -107,7 +107,7 @@ class StepLoop:
         if self._config.data.bad_samples == "replace":
             self._bad_samples = BadSamples(rank_model.mesh, [source.name for source in checkpoints.stream.sources])
         if restored is None:
-            rank_model.initialise()
+            rank_model.initialize()
             self._print_line(f"initial weights drawn with train.seed={self._config.train.seed}")
             return
         self._progress = restored.continuation.progress

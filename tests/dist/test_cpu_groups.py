@@ -32,7 +32,7 @@ def plan_of(rank: int) -> dict[str, Any]:
 
 
 def replicas_of(layout: Layout) -> set[tuple[str, ...]]:
-    """Return, for each axis, the axes along which its ranks and their neighbours hold the same data."""
+    """Return, for each axis, the axes along which its ranks and their neighbors hold the same data."""
     return {layout.replica_axes(axis) for axis in REPLICAS if axis in layout.axes}
 
 

@@ -145,7 +145,7 @@ def test_each_rank_of_a_mesh_names_the_rank_that_it_awaits(rank_pool: RankPool) 
     assert "no sign of rank 3:" in errors[1]
 
 
-def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links: bool) -> list[str]:
+def say_hello_to_neighbors(context: RankContext, layout: Layout, has_wrap_links: bool) -> list[str]:
     """Return the operations that this rank's links exchanged."""
     rendezvous = come(context)
     noted: list[str] = []
@@ -168,7 +168,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
 @pytest.mark.slow(kept=["2-True", "3-True"])
 @pytest.mark.parametrize(("pp_size", "has_wrap_links"), [(2, False), (2, True), (3, True)])
 def test_first_messages_go_over_every_link(rank_pool: RankPool, pp_size: int, has_wrap_links: bool) -> None:
-    found = rank_pool.run(say_hello_to_neighbours, pp_size, Layout(pp_size=pp_size), has_wrap_links)
+    found = rank_pool.run(say_hello_to_neighbors, pp_size, Layout(pp_size=pp_size), has_wrap_links)
 
     num_links = pp_size if has_wrap_links else pp_size - 1
     counts = Counter(operation for rank in found for operation in rank)
@@ -195,7 +195,7 @@ def come_to_links_alone(context: RankContext) -> str:
     return error
 
 
-def test_missing_neighbour_of_a_link_is_named(rank_pool: RankPool) -> None:
+def test_missing_neighbor_of_a_link_is_named(rank_pool: RankPool) -> None:
     error, _ = rank_pool.run(come_to_links_alone, 2)
 
     assert error.startswith("rank 0 could not open the link pp-forward to rank 1 within runtime.init_timeout_s=1: ")

@@ -49,8 +49,8 @@ def test_model_counts_the_requests_of_real_ranks(
             assert without_set(record.group_requests) == without_set(groups)
             assert without_set(record.world_requests) == without_set(world)
     total = sum((record.group_requests for record in records), Counter[str]())
-    modelled = sum((group_requests(side, layout, rank) for rank in range(layout.world_size)), Counter[str]())
-    assert total["set"] >= modelled["set"]
+    modeled = sum((group_requests(side, layout, rank) for rank in range(layout.world_size)), Counter[str]())
+    assert total["set"] >= modeled["set"]
 
 
 @pytest.mark.parametrize("side", SIDES)

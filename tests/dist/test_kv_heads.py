@@ -1,4 +1,4 @@
-"""Fewer key-value heads than tensor-parallel ranks: neighbours share a head, and the results stay the same.
+"""Fewer key-value heads than tensor-parallel ranks: neighbors share a head, and the results stay the same.
 
 Of eight query heads each rank has its own. The holders of a key-value head add different terms to its gradient, so a
 missing sum, or a value that is counted twice, changes the first step's norm.

@@ -1,4 +1,4 @@
-"""Whole matrices of weights that are divided along different axes: each is orthogonalised as on one rank."""
+"""Whole matrices of weights that are divided along different axes: each is orthogonalized as on one rank."""
 
 from __future__ import annotations
 

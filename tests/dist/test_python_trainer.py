@@ -192,12 +192,12 @@ def test_signal_saves_and_the_next_run_continues(
 
 
 def test_a_program_ends_with_the_exit_code_of_its_error() -> None:
-    program = "import megatrain; megatrain.Trainer({'model': {'colour': 1}}).run_as_program()"
+    program = "import megatrain; megatrain.Trainer({'model': {'color': 1}}).run_as_program()"
     done = run_forked(["-c", program])
 
     assert done.returncode == ExitCode.CONFIG
     assert "megatrain: error: the configuration has " in done.stderr
-    assert "model.colour=1 is not a known key" in done.stderr
+    assert "model.color=1 is not a known key" in done.stderr
     assert "Traceback" not in done.stderr
 
 

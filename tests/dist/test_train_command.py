@@ -29,7 +29,7 @@ from tests.helpers.waiting import wait_until
 STEPS = 24
 """More than a second of training: long enough for a signal to arrive in the middle."""
 GLOBAL_BATCH_SIZE = 4
-SIGNALLED_RANK = 2
+SIGNALED_RANK = 2
 
 
 def torchrun(config_file: Path) -> list[str]:
@@ -59,7 +59,7 @@ def test_stopped_and_resumed_run_equals_an_undisturbed_one(
     with started(torchrun(job.config_file)) as process:
         wait_until(lambda: len(job.records("step")) >= 3 or process.poll() is not None, "three steps")
         identities = [read_black_box(box).identity for box in job.boxes]
-        (pid,) = (identity.pid for identity in identities if identity.rank == SIGNALLED_RANK)
+        (pid,) = (identity.pid for identity in identities if identity.rank == SIGNALED_RANK)
         os.kill(pid, signal.SIGTERM)
         _, stdout, stderr = finish(process)
     codes = worker_exit_codes(stderr)
@@ -122,13 +122,13 @@ def four_workers(job: TrainJob) -> Iterator[list[ForkedProgram]]:
 def bad_config(root: Path, train_data: Tables) -> Path:
     job = make_job(root, train_data, on_layout(2, 2, 1))
     text = job.config_file.read_text()
-    text = text.replace("tp_size = 2", "tp_size = 3").replace("hidden_size = 32", 'hidden_size = 32\ncolour = "blue"')
+    text = text.replace("tp_size = 2", "tp_size = 3").replace("hidden_size = 32", 'hidden_size = 32\ncolor = "blue"')
     job.config_file.write_text(text)
     return job.config_file
 
 
 PROBLEMS = (
-    "model.colour",
+    "model.color",
     "parallel.tp_size=3 must divide model.num_heads=8",
     "1 * 2 * 3 = 6 must equal the world size of 4",
 )

@@ -1,4 +1,4 @@
-"""The host waits for the GPU once in a step, according to CUDA's debug mode for synchronisations."""
+"""The host waits for the GPU once in a step, according to CUDA's debug mode for synchronizations."""
 
 from __future__ import annotations
 

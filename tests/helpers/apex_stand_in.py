@@ -21,9 +21,9 @@ def fused_layer_norm_affine(
     """Return the norm, with sums in fp32 and one rounding at the end."""
     _check(input, normalized_shape, weight, bias)
     wide = input.float()
-    centred = wide - wide.mean(-1, keepdim=True)  # torch's own norm adds rows sequentially on CPUs.
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return (centred * rstd * weight.float() + bias.float()).to(input.dtype)
+    centered = wide - wide.mean(-1, keepdim=True)  # torch's own norm adds rows sequentially on CPUs.
+    rstd = torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
+    return (centered * rstd * weight.float() + bias.float()).to(input.dtype)
 
 
 def fused_rms_norm_affine(

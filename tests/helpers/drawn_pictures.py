@@ -16,7 +16,7 @@ ORIENTATION = 0x0112
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Return a picture of soft colours and edges, another one for each seed."""
+    """Return a picture of soft colors and edges, another one for each seed."""
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 256, (-(-height // 16), -(-width // 16), 3), np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -38,12 +38,12 @@ def rotated_exif() -> Image.Exif:
 def unusual_files(width: int = 96, height: int = 64) -> dict[str, bytes]:
     """Return files that are decoded although they are no plain 8-bit RGB, by what is special."""
     plain = drawn(width, height)
-    grey16 = Image.fromarray(np.asarray(plain.convert("L")).astype(np.uint16) * 257)
+    gray16 = Image.fromarray(np.asarray(plain.convert("L")).astype(np.uint16) * 257)
     return {
         "progressive": encoded(plain, quality=90, progressive=True),
         "cmyk": encoded(plain.convert("CMYK"), quality=90),
-        "grey": encoded(plain.convert("L"), quality=90),
-        "16-bit": encoded(grey16, "PNG"),
+        "gray": encoded(plain.convert("L"), quality=90),
+        "16-bit": encoded(gray16, "PNG"),
         "palette": encoded(plain.convert("P"), "PNG"),
         "transparent": encoded(plain.convert("RGBA"), "PNG"),
         "rotated": encoded(plain, quality=90, exif=rotated_exif()),

@@ -19,7 +19,7 @@ _DRIP_S = 0.05
 
 
 class Conduct(Enum):
-    """The behaviour of a proxy while this is set."""
+    """The behavior of a proxy while this is set."""
 
     PASS = auto()
     REFUSE = auto()

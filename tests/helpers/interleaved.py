@@ -99,7 +99,7 @@ def explore(run: Callable[[tuple[int, ...]], Sequence[Operation]]) -> None:
     the second one before one of its operations, until the first one has ended.
 
     `run` gets the turns, runs the programs from the start, and returns their operations in their order. Of orders that
-    differ only in neighbouring operations without a conflict, which have the same result, one is run (partial-order
+    differ only in neighboring operations without a conflict, which have the same result, one is run (partial-order
     reduction).
     """
     found, held_at = run((sys.maxsize,)), 0

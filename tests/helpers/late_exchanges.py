@@ -115,7 +115,7 @@ class Delays:
 
 @contextmanager
 def poisoned_buffers() -> Iterator[None]:
-    """Fill memory that waits for parameters or for a neighbour's message with NaN."""
+    """Fill memory that waits for parameters or for a neighbor's message with NaN."""
     gather, start = Group.all_gather, Channel._start
 
     def poisoned_gather(self: Group, x: Tensor, operation: Any, *, out: Tensor | None = None, chunk: int = -1) -> Any:
@@ -180,7 +180,7 @@ def open_mesh(
 
 def train_digest(rank_model: RankModel, recorder: Recorder, num_steps: int = NUM_STEPS) -> str:
     """Train from the initial weights. Returns a digest of the losses, gradient norms and optimizer state."""
-    rank_model.initialise()
+    rank_model.initialize()
     rank_model.set_training(True)
     config = rank_model.config
     num_microbatches = config.num_microbatches(config.layout(None))

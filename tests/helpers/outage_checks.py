@@ -1,4 +1,4 @@
-"""The allowed effects of an outage of a network or of etcd on a job of two hosts, and its behaviour afterwards.
+"""The allowed effects of an outage of a network or of etcd on a job of two hosts, and its behavior afterwards.
 
 Several outages may occur in one job: each is compared with the state before it.
 """

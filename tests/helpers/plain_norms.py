@@ -18,8 +18,8 @@ def eager_rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight + bias
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + EPS).sqrt() * weight + bias
 
 
 def plain_add_rms(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def single_rank_model(config: Config, device: str = "cpu", capture: Capture | No
     """Return the whole model with its initial weights, in training mode. `capture`: see build_rank_model."""
     mesh = single_rank_mesh(device, has_wrap_links=config.parallel.num_chunks > 1)
     rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device(device), capture)
-    rank_model.initialise()
+    rank_model.initialize()
     rank_model.set_training(True)
     return rank_model
 

@@ -3,7 +3,7 @@
 `python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers carry out the faults requested in a
 directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first round that reaches its step: it
 removes its file NN.json, and leaves NN.struck with the time. `pace_s` sets the duration of every step. The kinds are
-those of nvidia-resiliency-ext's catalogue that need no GPU.
+those of nvidia-resiliency-ext's catalog that need no GPU.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 VIEWS = ("overview", "incidents", "hosts", "heat", "hosts/host-0", "timeline", "ranks", "stragglers", "logs",
          "checkpoints", "actions", "audit")  # fmt: skip
-"""Of two neighbours the first parts differ, so that nothing of the view before is taken for the next one."""
+"""Of two neighbors the first parts differ, so that nothing of the view before is taken for the next one."""
 
 
 @dataclass(frozen=True)

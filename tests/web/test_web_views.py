@@ -226,7 +226,7 @@ def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(dashboard.url)
     page.locator("[data-connection=live]").wait_for()
-    # two neighbours are different views, so that nothing of the one is taken for the other
+    # two neighbors are different views, so that nothing of the one is taken for the other
     for view, where in (
         (f"hosts/{SLOW_HOST}", "main"),
         ("incidents/000002", "main"),

@@ -22,7 +22,7 @@ from megatrain_job.jobs.incident_phrases import KIND_TEXTS
 
 MarkKind = Literal["incident", "note", "config", "checkpoint", "round", "bad"]
 MAX_MARKS_OF_A_KIND = 200
-"""If there are more, neighbours become one mark: a chart has space for about this number."""
+"""If there are more, neighbors become one mark: a chart has space for about this number."""
 _MAX_CHANGES = 200
 _NAMED_KEYS = 3
 _NAMES = {"bad": "non-finite step", "config": "configuration change", "round": "new round"}
@@ -170,7 +170,7 @@ def _is_in(mark: MarkDocument, window: Window) -> bool:
 
 
 def _thinned(marks: Sequence[MarkDocument]) -> Iterable[MarkDocument]:
-    """Return at most MAX_MARKS_OF_A_KIND of the marks. If there are more, one mark replaces a run of neighbours."""
+    """Return at most MAX_MARKS_OF_A_KIND of the marks. If there are more, one mark replaces a run of neighbors."""
     if len(marks) <= MAX_MARKS_OF_A_KIND:
         return marks
     ordered = sorted(marks, key=lambda mark: (mark.at_unix_s or 0.0, mark.step or 0))
@@ -213,7 +213,7 @@ def router(parts: DashboardParts) -> APIRouter:
     def marks(request: Request, begin: From = "", end: To = "") -> Response:
         """Return incidents, notes, configuration changes, checkpoints, new rounds, and steps with non-finite numbers.
 
-        If there are more than 200 of a kind, neighbours become one mark with their count.
+        If there are more than 200 of a kind, neighbors become one mark with their count.
         """
         window = parts.window(begin, end)
         versions = parts.source.live().versions

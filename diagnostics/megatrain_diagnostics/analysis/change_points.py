@@ -30,7 +30,7 @@ The age of the whole series is always kept too."""
 _OUTLIER_SPREADS = 3.0
 _CERTAIN = 4.0
 """Number of standard errors of a level that a shift must exceed."""
-_NEIGHBOURS = 4
+_NEIGHBORS = 4
 """Number of points on each side in the median filter: up to this many slow steps in a row are not a new level."""
 _NUM_NOISE_STEPS = 40
 """Number of points at the start of a level from which its noise is estimated."""
@@ -108,7 +108,7 @@ def _first_change(values: Float64) -> tuple[int, float, int] | None:
         place = index + 1 - age
         if age < MIN_POINTS or place < MIN_POINTS:
             continue
-        # the exact start of a level is uncertain, so the probabilities of neighbouring places are summed
+        # the exact start of a level is uncertain, so the probabilities of neighboring places are summed
         probability = run.probability_up_to(age + MIN_POINTS - 1)
         if probability > POSTERIOR:
             return place, probability, index
@@ -179,14 +179,14 @@ def _log_gamma_ratio(shape: Float64) -> Float64:
 
 
 def _without_outliers(values: Float64) -> Float64:
-    """Return the values, clipped to a range around the median of their neighbours on both sides.
+    """Return the values, clipped to a range around the median of their neighbors on both sides.
 
     A median filter preserves edges, so the place of a change of level does not move.
     """
-    if len(values) < 2 * _NEIGHBOURS + 1:
+    if len(values) < 2 * _NEIGHBORS + 1:
         return values
-    padded = np.pad(values, _NEIGHBOURS, mode="reflect")
-    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+    padded = np.pad(values, _NEIGHBORS, mode="reflect")
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBORS + 1), axis=1)
     limit = _OUTLIER_SPREADS * max(_noise(values), _MIN_SPREAD * float(np.median(values)))
     calm: Float64 = np.clip(values, middle - limit, middle + limit)
     return calm
@@ -198,7 +198,7 @@ def _level(values: Float64) -> float:
 
 
 def _noise(values: Float64) -> float:
-    """Return the standard deviation of the noise, from differences of neighbours, which a few changes hardly affect."""
+    """Return the standard deviation of the noise, from differences of neighbors, which a few changes hardly affect."""
     differences = np.abs(np.diff(values))
     # the median of |a - b| of two normal values is 0.954 standard deviations
     noise = float(np.median(differences)) / 0.954 if len(differences) else 0.0

@@ -83,7 +83,7 @@ class Communication:
     notes: tuple[str, ...]
 
 
-def analyse_communication(events: StepEvents, first_step: int, last_step: int) -> Communication:
+def analyze_communication(events: StepEvents, first_step: int, last_step: int) -> Communication:
     """Return bandwidths, slow links and overlap of the full steps from `first_step` to `last_step`, inclusive."""
     spans = events.spans
     windows = step_windows(spans, events.totals, first_step, last_step)

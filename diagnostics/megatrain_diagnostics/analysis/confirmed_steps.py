@@ -1,6 +1,6 @@
 """Confirms steps: a step is confirmed when a second rank has reported it, or a later one.
 
-All ranks of a job are at the same step, or at neighbouring steps. A single rank that reports a step thousands ahead is
+All ranks of a job are at the same step, or at neighboring steps. A single rank that reports a step thousands ahead is
 wrong, and must not make all earlier steps outdated.
 """
 

@@ -97,7 +97,7 @@ class Drift:
     notes: tuple[str, ...]
 
 
-def analyse_drift(
+def analyze_drift(
     source: EventSource, round_number: int, first_step: int | None = None, last_step: int | None = None
 ) -> Drift:
     """Return how the pace of a round changed over its steps, or from `first_step` to `last_step`, inclusive.

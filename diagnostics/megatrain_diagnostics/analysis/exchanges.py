@@ -97,7 +97,7 @@ def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
     rows = rows[np.repeat(fits, counts)]
     first = np.concatenate(([0], np.cumsum(counts[fits])))
     num_unknown = int(((group_of_span == _UNKNOWN) & (spans.collective > 0)).sum())
-    return _summarise(spans, rows, first, groups, group_of_span, (num_contradicting, num_unknown))
+    return _summarize(spans, rows, first, groups, group_of_span, (num_contradicting, num_unknown))
 
 
 def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, ...], Int64]:
@@ -155,7 +155,7 @@ def _exchange_operation() -> Int8:
     return table
 
 
-def _summarise(
+def _summarize(
     spans: Spans,
     rows: Int64,
     first: Int64,

@@ -53,7 +53,7 @@ class Category(StrEnum):
     OTHER_COMMUNICATION = "other-communication"
     """All-reduces of counts, norms and tied embeddings, exchange of matrices for their update, barriers, checksums."""
     BUBBLE = "bubble"
-    """Waiting for a neighbour stage that had nothing to send yet, or could not yet receive."""
+    """Waiting for a neighbor stage that had nothing to send yet, or could not yet receive."""
     DATA = "data"
     OPTIMIZER = "optimizer"
     GC = "gc"
@@ -139,7 +139,7 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
     exposed = np.flatnonzero(blamed != ABSENT)
     # the grid is cut at the arrivals, so a piece lies entirely before or entirely after the last peer arrived
     waits = exposed[at_ns[exposed] < arrived[blamed[exposed]]]
-    # waiting for a late neighbour stage is the bubble; waiting for late members of a collective is reported separately
+    # waiting for a late neighbor stage is the bubble; waiting for late members of a collective is reported separately
     span_waiting_ns = _totals(blamed[waits], grid.length[waits], len(spans.rank))
     is_link = category[waits] == _INDEX[Category.PP]
     # moved from pp to the bubble before `spent_ns` is summed, so that a row adds up to its window

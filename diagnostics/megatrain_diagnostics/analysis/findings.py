@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """The key by which later steps recognise the finding."""
+        """The key by which later steps recognize the finding."""
         return (
             straggler_key(self.cause, self.hosts, ())
             if self.stage is None

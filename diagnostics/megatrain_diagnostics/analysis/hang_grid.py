@@ -1,7 +1,7 @@
 """Draws all ranks of a job as letters on a grid of its axes: waiting, suspected, outlier or silent.
 
 A line is a replica (dp), a block is a stage, and a letter is a rank of that replica and stage (MegaScale fig. 8). Equal
-neighbouring lines are drawn once, because few of 12,288 ranks differ.
+neighboring lines are drawn once, because few of 12,288 ranks differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rank_letters(
 
 
 def grid_lines(layout: Layout, letters: str) -> list[str]:
-    """Return the lines of the drawing: a heading, then the replicas; equal neighbours share one line."""
+    """Return the lines of the drawing: a heading, then the replicas; equal neighbors share one line."""
     block, num_replicas = layout.stride("dp"), layout.dp_size
     starts = [layout.ranks_along(replica * block, STAGES) for replica in range(num_replicas)]
     rows = [[letters[start : start + block] for start in of_replica] for of_replica in starts]

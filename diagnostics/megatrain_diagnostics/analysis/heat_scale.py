@@ -1,4 +1,4 @@
-"""Computes the colours of the heat map from times of ranks in steps, as measured or relative to peers.
+"""Computes the colors of the heat map from times of ranks in steps, as measured or relative to peers.
 
 Peers are those of peers.py: ranks of the same stage; in a small job, those on other hosts. Relative to them, a value is
 its ratio to their median, or a robust z: by how many spreads (1.4826 x median absolute deviation) it exceeds that
@@ -26,10 +26,10 @@ NUM_LEVELS = 255
 LARGEST_Z = 1000.0
 _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
-"""With scale `absolute`, the fraction of the cells beyond each end of the colour range, so that one extreme value does
+"""With scale `absolute`, the fraction of the cells beyond each end of the color range, so that one extreme value does
 not make all others look alike."""
 _MIN_ABOVE = 0.2
-"""With scale `relative`, the colour range reaches at least this far above 1, which is a value equal to the peers."""
+"""With scale `relative`, the color range reaches at least this far above 1, which is a value equal to the peers."""
 _WIDTH_OF_NOISE = 8.0
 """With scale `relative`, the range reaches this many standard deviations of typical cells above 1: to values that are
 not due to chance, because the map shows slow ranks."""
@@ -37,11 +37,11 @@ _Z_ABOVE = 8.0
 """With scale `z`, the range ends this many spreads above the peers."""
 _BELOW = 0.25
 """The reach of the range below the peers, as a fraction of its reach above them. So with scale `z` the middle of the
-range is three spreads above the peers. The page paints all lower values with the same colour."""
+range is three spreads above the peers. The page paints all lower values with the same color."""
 
 
 class Scale(StrEnum):
-    """The meaning of a colour of the heat map: `absolute`, the measured value; `relative`, its ratio to the median of
+    """The meaning of a color of the heat map: `absolute`, the measured value; `relative`, its ratio to the median of
     the rank's peers; `z`, its distance above that median in robust spreads.
     """
 
@@ -75,7 +75,7 @@ def peer_values(values: Floats, peers: Peers) -> PeerValues:
 
 
 def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: float) -> Floats:
-    """Return the values that colours stand for. `least_spread`: lower limit of the spread, in the unit of the values.
+    """Return the values that colors stand for. `least_spread`: lower limit of the spread, in the unit of the values.
 
     A value without peers is its own reference: ratio 1, z 0. The result is NaN only if a rank has no value.
     """
@@ -90,7 +90,7 @@ def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: floa
 
 
 def pooled(values: Floats, size: int, axis: int) -> Floats:
-    """Return the maximum of each `size` neighbours along an axis; NaN if all of them are NaN."""
+    """Return the maximum of each `size` neighbors along an axis; NaN if all of them are NaN."""
     if size == 1:
         return values
     moved = np.where(np.isnan(values), -np.inf, values)
@@ -111,7 +111,7 @@ def pooled_by(values: Floats, groups: Ints, num_groups: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class HeatRange:
-    """The range of the colours, `low` to `high`, and of the values, `least` to `greatest`, which may be wider."""
+    """The range of the colors, `low` to `high`, and of the values, `least` to `greatest`, which may be wider."""
 
     low: float
     high: float
@@ -119,8 +119,8 @@ class HeatRange:
     greatest: float
 
 
-def colour_range(values: Floats, scale: Scale) -> HeatRange:
-    """Return the range of the colours, at least so wide that noise does not stand out."""
+def color_range(values: Floats, scale: Scale) -> HeatRange:
+    """Return the range of the colors, at least so wide that noise does not stand out."""
     found = values[~np.isnan(values)]
     if not len(found):
         return HeatRange(0.0, 1.0, 0.0, 0.0)

@@ -67,7 +67,7 @@ class StackFinding:
     reason: str
 
 
-def normalised(stack: str) -> tuple[str, ...]:
+def normalized(stack: str) -> tuple[str, ...]:
     """Return the frames of a stack (one "file:line function" per line) without details that differ between ranks."""
     frames = []
     for line in stack.splitlines():
@@ -120,7 +120,7 @@ def cluster(stacks: Mapping[int, str]) -> tuple[StackCluster, ...]:
         by_text.setdefault(stacks[rank], []).append(rank)
     equal: dict[tuple[str, ...], list[int]] = {}
     for text, ranks in by_text.items():
-        equal.setdefault(normalised(text), []).extend(ranks)
+        equal.setdefault(normalized(text), []).extend(ranks)
     merged: list[tuple[tuple[str, ...], list[int]]] = []
     for place, (frames, ranks) in enumerate(sorted(equal.items(), key=lambda item: (-len(item[1]), item[1]))):
         like = (

@@ -14,7 +14,7 @@ import numpy as np
 from megatrain_diagnostics.events.tables import Float64, Int64
 
 _MAX_POINTS = 400
-"""Longer series are reduced to medians of neighbours, because every pair of points is compared."""
+"""Longer series are reduced to medians of neighbors, because every pair of points is compared."""
 _MIN_POINTS = 8
 _CERTAIN = 3.0
 """Standard deviations of the Mann-Kendall statistic: one in 370 series without a trend exceeds it by chance."""

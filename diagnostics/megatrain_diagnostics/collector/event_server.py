@@ -22,7 +22,7 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.collector.ingest import Ingest, SenderSession
 from megatrain_diagnostics.wire.authentication import SenderName, authenticate_sender
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
-from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgement, ClockAnswer, ClockQuestion
+from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, Acknowledgment, ClockAnswer, ClockQuestion
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
@@ -33,7 +33,7 @@ _ACCEPT_S = 0.5
 _ENDED_BY_PEER = (errno.ECONNABORTED, errno.EPROTO)
 """Errors of `accept` for a connection that its peer has already ended."""
 _HEARTBEAT_S = 5.0
-"""Longest interval between acknowledgements: hosts close a stream after four times this time without a frame."""
+"""Longest interval between acknowledgments: hosts close a stream after four times this time without a frame."""
 _SILENCE_S = 120.0
 """Limit of the time without a frame from a host, which asks for the clock every half minute."""
 _SEND_S = 10.0
@@ -146,7 +146,7 @@ class EventServer:
         answers.start()
         try:
             self._read(session, connection)
-            # the host has sent everything: it waits for the last acknowledgement
+            # the host has sent everything: it waits for the last acknowledgment
             deadline = time.monotonic() + _LAST_WAIT_S
             while session.acknowledged < session.received and (left_s := deadline - time.monotonic()) > 0:
                 session.wait(session.acknowledged, left_s)
@@ -177,7 +177,7 @@ class EventServer:
             is_last, is_closing = has_ended.is_set(), self._closing.is_set()
             through = session.acknowledged
             try:
-                connection.send(FrameKind.ACKNOWLEDGEMENT, encode(Acknowledgement(through, is_closing)))
+                connection.send(FrameKind.ACKNOWLEDGMENT, encode(Acknowledgment(through, is_closing)))
             except OSError:
                 connection.shut()  # the host has disconnected; it gets the answer on its next stream
                 return

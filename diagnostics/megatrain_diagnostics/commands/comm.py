@@ -10,7 +10,7 @@ from megatrain.commands.argument_types import Verbs
 from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import bytes_text, ranks_text
-from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
+from megatrain_diagnostics.analysis.comm import Communication, analyze_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     # by default only the newest steps, because all spans of a long job do not fit in memory
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, round_number, chosen[0], chosen[-1])
-    found = analyse_communication(events, chosen[0], chosen[-1])
+    found = analyze_communication(events, chosen[0], chosen[-1])
     head = {"place": args.place, "round": round_number}
     return print_analysis(args, lambda: {**head, **_document(found)}, lambda: _lines(found))
 

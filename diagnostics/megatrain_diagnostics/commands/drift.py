@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.argument_types import Verbs, real_number
 from megatrain.commands.printing import facts
 from megatrain.formatting import count_text, names_text, ranks_text, time_text
-from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
+from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyze_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
 from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
@@ -32,7 +32,7 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print how the pace changed. Raises: DataError if no step has a known duration."""
     source = open_source(args)
-    found = analyse_drift(source, chosen_round(args, source), *args.steps)
+    found = analyze_drift(source, chosen_round(args, source), *args.steps)
     return print_analysis(
         args,
         lambda: {"place": args.place, **_document(found, args.peak_tflops)},

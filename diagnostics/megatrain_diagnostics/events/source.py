@@ -50,7 +50,7 @@ class EventSource(Protocol):
 
 
 def matching(table: Table, where: Where) -> Selection:
-    """Return the mask of the rows that fulfil all conditions."""
+    """Return the mask of the rows that fulfill all conditions."""
     chosen = np.ones(num_rows(table), dtype=bool)
     has = columns_of(type(table))
 

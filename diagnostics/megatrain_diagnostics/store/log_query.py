@@ -168,7 +168,7 @@ def _in_window(
 def _newest(
     events: StoredEvents, where: Where, conditions: str, values: list[Any], most: int, timeout_s: float
 ) -> LogLines | None:
-    """Return the newest lines that fulfil SQL conditions, the newest first; None: there are no files."""
+    """Return the newest lines that fulfill SQL conditions, the newest first; None: there are no files."""
     sql = (
         f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
         f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {most}"

@@ -82,7 +82,7 @@ def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...
 def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, clock_ns: Callable[[], int]) -> Stacks:
     """Return the stacks of all threads of these processes; for a process without an answer, a row with the reason.
 
-    All processes are signalled before any answer is read, so the call takes about two seconds at most.
+    All processes are signaled before any answer is read, so the call takes about two seconds at most.
     """
     asked = [(target, *_request_dump(target.pid)) for target in targets]
     deadline = time.monotonic() + _ANSWER_S

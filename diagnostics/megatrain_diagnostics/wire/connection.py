@@ -1,4 +1,4 @@
-"""One authenticated stream to one daemon: one thread sends batches, another reads acknowledgements."""
+"""One authenticated stream to one daemon: one thread sends batches, another reads acknowledgments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
 from megatrain_diagnostics.wire.frames import FrameKind, FrameSocket, WireError
-from megatrain_diagnostics.wire.messages import Acknowledgement, BatchHeader, ClockAnswer, ClockQuestion
+from megatrain_diagnostics.wire.messages import Acknowledgment, BatchHeader, ClockAnswer, ClockQuestion
 
 CONNECTION_ERRORS = (CoordinationError, OSError)
 """Errors that a connection to the daemon can raise."""
@@ -33,7 +33,7 @@ class DaemonConnection:
         self,
         record: DaemonRecord,
         name: SenderName,
-        on_answer: Callable[[Acknowledgement], None],
+        on_answer: Callable[[Acknowledgment], None],
         on_end: Callable[[], None],
     ) -> None:
         self._on_answer, self._on_end = on_answer, on_end
@@ -49,7 +49,7 @@ class DaemonConnection:
         except CONNECTION_ERRORS:
             self._frames.close()
             raise
-        self._thread = threading.Thread(target=self._listen, name="acknowledgements", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="acknowledgments", daemon=True)
         self._thread.start()
 
     @property
@@ -78,7 +78,7 @@ class DaemonConnection:
         self._thread.join(timeout_s)
 
     def cancel(self) -> None:
-        """Close the stream now. Acknowledgements in transit are lost; the daemon detects repeated batches by number."""
+        """Close the stream now. Acknowledgments in transit are lost; the daemon detects repeated batches by number."""
         self._frames.shut()
         self._thread.join()
         self._frames.close()
@@ -101,8 +101,8 @@ class DaemonConnection:
     def _listen(self) -> None:
         try:
             while (frame := self._frames.receive()) is not None:
-                if frame.kind is FrameKind.ACKNOWLEDGEMENT:
-                    self._on_answer(decode(Acknowledgement, frame.header, "the daemon's acknowledgement"))
+                if frame.kind is FrameKind.ACKNOWLEDGMENT:
+                    self._on_answer(decode(Acknowledgment, frame.header, "the daemon's acknowledgment"))
                 elif frame.kind is FrameKind.CLOCK:
                     self._clock_answers.put(decode(ClockAnswer, frame.header, "the daemon's clock"))
         except CONNECTION_ERRORS as error:

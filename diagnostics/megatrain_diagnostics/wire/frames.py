@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
     REFUSAL = 2
     """The last frame of a connection, with the reason why it is closed."""
     BATCH = 3
-    ACKNOWLEDGEMENT = 4
+    ACKNOWLEDGMENT = 4
     CLOCK = 5
     END = 6
     """The host sends no more batches."""

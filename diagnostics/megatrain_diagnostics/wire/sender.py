@@ -29,7 +29,7 @@ from megatrain_diagnostics.wire.discovery import DaemonFinder
 from megatrain_diagnostics.wire.messages import (
     MAX_FRAME_BYTES,
     MAX_FRAME_ROWS,
-    Acknowledgement,
+    Acknowledgment,
     BatchHeader,
     batch_bytes,
 )
@@ -209,7 +209,7 @@ class Sender(Closable):
         }  # fmt: skip
         self.send(Clocks, from_columns(Clocks, row))
 
-    def _take_answer(self, answer: Acknowledgement) -> None:
+    def _take_answer(self, answer: Acknowledgment) -> None:
         if answer.is_closing:
             self._is_leaving = True
         self._outbox.acknowledge(answer.through)

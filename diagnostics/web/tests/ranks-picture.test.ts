@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  centreOf, clampedGrid, gridWidth, hasCards, placeOfRank, rankAt, rankBeside, rankOfPlace, shapeOf, wholeGrid, zoomedGrid,
+  centerOf, clampedGrid, gridWidth, hasCards, placeOfRank, rankAt, rankBeside, rankOfPlace, shapeOf, wholeGrid, zoomedGrid,
   type RanksPicture,
 } from "../src/canvas/ranks-picture.ts";
-import { rangeStops, rankColours, ranksImage } from "../src/canvas/ranks-painter.ts";
+import { rangeStops, rankColors, ranksImage } from "../src/canvas/ranks-painter.ts";
 import { peersOf, placeOf, placeText, type Layout } from "../src/canvas/layout.ts";
 
 const SHAPE = { stages: 8, replicas: 192, inner: 8 };
@@ -47,7 +47,7 @@ test("each rank of a stage and replica has a cell, for any inner axes", () => {
 test("the rank at a point is the one drawn there", () => {
   const view = wholeGrid(SHAPE, 900, 500);
   for (const rank of [0, 7, 8, 777, 1535, 1536, 12_287]) {
-    const { x, y } = centreOf(SHAPE, view, rank);
+    const { x, y } = centerOf(SHAPE, view, rank);
     assert.equal(rankAt(SHAPE, view, x, y), rank);
     assert.ok(x >= 0 && x <= 900 && y >= 0 && y <= 500);
   }
@@ -57,8 +57,8 @@ test("the rank at a point is the one drawn there", () => {
 });
 
 test("every rank has its own pixel, with stages side by side", () => {
-  const colours = Array.from({ length: 12_288 }, (_, rank) => [rank & 255, rank >> 8, 7] as const);
-  const image = ranksImage(SHAPE, colours);
+  const colors = Array.from({ length: 12_288 }, (_, rank) => [rank & 255, rank >> 8, 7] as const);
+  const image = ranksImage(SHAPE, colors);
 
   assert.equal(image.width, 64);
   assert.equal(image.pixels.filter((pixel) => pixel !== 0).length, 12_288);
@@ -66,14 +66,14 @@ test("every rank has its own pixel, with stages side by side", () => {
   assert.equal(image.pixels[97 * 64 + 1], ((255 << 24) | (7 << 16) | (3 << 8) | 9) >>> 0); // rank 777
 });
 
-test("the legend of steps and scores has the colours of the ranks", () => {
+test("the legend of steps and scores has the colors of the ranks", () => {
   const step = Int32Array.of(0, 5, 10);
   const score = Float32Array.of(0, 3, 6);
   const picture = { numRanks: 3, newestStep: 10, step, score } as unknown as RanksPicture;
   for (const [by, values] of [["step", step], ["score", score]] as const) {
     const stops = rangeStops(picture, by, "light");
     assert.deepEqual(stops.map((stop) => stop.value), [...values]);
-    assert.deepEqual(stops.map((stop) => stop.colour), rankColours(picture, by, "light"));
+    assert.deepEqual(stops.map((stop) => stop.color), rankColors(picture, by, "light"));
   }
   assert.equal(rangeStops({ ...picture, newestStep: 0 }, "step", "light").length, 1);
 });
@@ -105,7 +105,7 @@ test("zooming keeps the rank under the pointer while the gap between stages is a
   const whole = wholeGrid({ stages: 4, replicas: 8, inner: 2 }, 900, 500);
   const shape = { stages: 4, replicas: 8, inner: 2 };
   for (const rank of [0, 17, 40, 63]) {
-    const { x, y } = centreOf(shape, whole, rank);
+    const { x, y } = centerOf(shape, whole, rank);
     assert.equal(rankAt(shape, zoomedGrid(shape, whole, 1.3, x, y, whole), x, y), rank);
   }
 });

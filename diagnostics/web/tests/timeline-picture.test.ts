@@ -76,7 +76,7 @@ test("lines of a rank are adjacent, and the ideal times of a line are below it",
   assert.ok(placed.height >= (placed.ranks[1]?.bottom ?? 0));
 });
 
-const COLOURS = Uint32Array.from({ length: 256 }, (_, place) => place + 1);
+const COLORS = Uint32Array.from({ length: 256 }, (_, place) => place + 1);
 const EDGES = Uint32Array.from({ length: 256 }, (_, place) => place + 1001);
 
 function strip(
@@ -84,11 +84,11 @@ function strip(
   more: Partial<StripSource> = {},
 ): { row: number[]; wide: Wide[]; seen: number } {
   const source: StripSource = {
-    begin: shown.begin, length: shown.length, weight: new Uint8Array(shown.numSlices), colour: shown.operation, ...more,
+    begin: shown.begin, length: shown.length, weight: new Uint8Array(shown.numSlices), color: shown.operation, ...more,
   };
   const row = new Uint32Array(width);
   const wide: Wide[] = [];
-  const seen = drawStrip(shown, source, first, last, { fromNs, toNs, width }, row, new Uint8Array(width), COLOURS, EDGES, 8, wide);
+  const seen = drawStrip(shown, source, first, last, { fromNs, toNs, width }, row, new Uint8Array(width), COLORS, EDGES, 8, wide);
   return { row: [...row], wide, seen };
 }
 
@@ -116,11 +116,11 @@ test("a slice narrower than a pixel is drawn, and of several in one pixel the on
     length: new Float64Array(count).fill(1), operation: new Uint8Array(count).fill(3), lineFirst: Int32Array.of(0, count),
   };
   const weight = new Uint8Array(count).fill(2);
-  const colour = new Uint8Array(count).fill(3);
+  const color = new Uint8Array(count).fill(3);
   weight[777] = 9;
-  colour[777] = 200;
+  color[777] = 200;
 
-  const { row, seen } = strip(shown, 0, count, 0, 10_000, 10, { weight, colour });
+  const { row, seen } = strip(shown, 0, count, 0, 10_000, 10, { weight, color });
 
   assert.equal(seen, count);
   assert.deepEqual(row, [4, 4, 4, 4, 4, 4, 4, 201, 4, 4]);

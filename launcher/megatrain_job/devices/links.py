@@ -13,7 +13,7 @@ from megatrain.contracts.files.system_files import system_text
 
 SYS = Path("/sys")
 _RETRANSMISSIONS = ("local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err")
-"""Counters of RDMA hardware (mlx5): data sent again because they, or their acknowledgement, did not arrive."""
+"""Counters of RDMA hardware (mlx5): data sent again because they, or their acknowledgment, did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class FailureRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The culprit of a round, and the source of that judgement. Empty `ranks` and `hosts`: no culprit is known."""
+    """The culprit of a round, and the source of that judgment. Empty `ranks` and `hosts`: no culprit is known."""
 
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Uses the errors of GPUs in the kernel's logs in the judgement of a hang (ADR 0079). Pure functions.
+"""Uses the errors of GPUs in the kernel's logs in the judgment of a hang (ADR 0079). Pure functions.
 
 The rules for logs decide which message is a failure of its own (`rules/gpu.py`, by the table of Xid numbers): a
 broken GPU, or a program whose work the GPU driver ended. Errors that the GPU driver handled and consequences of other

@@ -1,4 +1,4 @@
-"""NVIDIA's Xid numbers: what each means for the host, and what to do. The only table of them, from NVIDIA's catalogue.
+"""NVIDIA's Xid numbers: what each means for the host, and what to do. The only table of them, from NVIDIA's catalog.
 
 For some numbers the text of the message decides: 144 to 150 have nonfatal variants, and 154 can report a change to
 "None". `VARIANTS` has these. Where only the number is known (DCGM, NVML), `XIDS` alone is used.
@@ -49,7 +49,7 @@ _ADVICE = {
 }
 _ENGINE = "an engine of the GPU raised an exception"
 _LINK = "NVLink: a link error"
-_UNNAMED = "not in the catalogue of this version"
+_UNNAMED = "not in the catalog of this version"
 _KINDS: dict[XidKind, dict[int, str]] = {
     XidKind.PROGRAM: {
         6: "invalid push buffer",

@@ -203,7 +203,7 @@ def _results(reports: Iterable[CheckReport]) -> Iterable[CheckResult]:
 
 
 def _joined(before: CheckReport | None, report: CheckReport) -> CheckReport:
-    """Merge a host's reports: one of its own checks, and one for each neighbour that it was tested with."""
+    """Merge a host's reports: one of its own checks, and one for each neighbor that it was tested with."""
     if before is None or before.session != report.session:
         return report
     known = {(result.name, result.partner): result for result in (*before.results, *report.results)}

@@ -34,7 +34,7 @@ _MAX_HOSTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgment:
     """The outcome of a verdict; `kind` None: undecided. `is_stopping`: the job stops after too many rollbacks."""
 
     kind: OutcomeKind | None
@@ -49,7 +49,7 @@ class Judgement:
 
 def outcome_of(
     now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, *, is_approved: bool = False
-) -> Judgement:
+) -> Judgment:
     """Return the outcome of a verdict.
 
     `is_approved`: a person approved it, so the gain need not exceed the cost. The limits still apply, unlike for
@@ -62,12 +62,12 @@ def outcome_of(
         return _declined(problem)
     opened = state.open_incidents()
     if opened:
-        return Judgement(None, f"incident {opened[0].incident_id} is open")
+        return Judgment(None, f"incident {opened[0].incident_id} is open")
     round_ = state.round
     assert round_ is not None
     at_risk = unsaved(state, round_)
     if at_risk:
-        return Judgement(None, f"{at_risk}; the round is not ended until storage accepts checkpoints")
+        return Judgment(None, f"{at_risk}; the round is not ended until storage accepts checkpoints")
     if verdict.kind is VerdictKind.NUMERICS:
         return _of_numerics(now, state, policy, round_, verdict, is_approved=is_approved)
     return _of_straggler(now, state, policy, round_, verdict, is_approved=is_approved)
@@ -89,19 +89,19 @@ def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | No
     return max(found, key=state.opened, default=None)
 
 
-def _declined(reason: str) -> Judgement:
-    return Judgement(OutcomeKind.DECLINED, reason)
+def _declined(reason: str) -> Judgment:
+    return Judgment(OutcomeKind.DECLINED, reason)
 
 
-def _allowed(policy: Policy, judged: Judgement, *, is_approved: bool) -> Judgement:
-    """Return the judgement, changed to WAITING or DRY_RUN if the configuration does not let the driver act on it."""
+def _allowed(policy: Policy, judged: Judgment, *, is_approved: bool) -> Judgment:
+    """Return the judgment, changed to WAITING or DRY_RUN if the configuration does not let the driver act on it."""
     if policy.eviction == "automatic" or is_approved:
         return judged
     if policy.eviction == "approval":
         kind, prefix = OutcomeKind.WAITING, "waits for a person"
     else:
         kind, prefix = OutcomeKind.DRY_RUN, "diagnostics.eviction is dry-run: nothing is done"
-    return Judgement(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.cost_s, judged.hosts)
+    return Judgment(kind, f"{prefix}: {judged.reason}", judged.gain_s, judged.cost_s, judged.hosts)
 
 
 def _why_outdated(state: ClusterState, verdict: HostVerdict) -> str:
@@ -146,7 +146,7 @@ def _gist(verdict: HostVerdict) -> tuple[VerdictKind, int, frozenset[str]]:
 
 def _of_straggler(
     now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
-) -> Judgement:
+) -> Judgment:
     hosts = tuple(dict.fromkeys(verdict.hosts))
     problem = _why_no_eviction(round_, verdict, hosts)
     if problem:
@@ -161,7 +161,7 @@ def _of_straggler(
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
-        return Judgement(
+        return Judgment(
             OutcomeKind.DECLINED, f"the gain is less than the cost: {balance.text}", balance.gain_s, balance.cost_s
         )
     evictions = [incident for incident in state.incidents.values() if incident.kind is IncidentKind.STRAGGLER]
@@ -171,11 +171,11 @@ def _of_straggler(
             f"{count_text(evicted + len(hosts), 'host')} would be evicted as stragglers within an hour "
             f"(diagnostics.evictions_per_hour={policy.evictions_per_hour})"
         )
-        return Judgement(OutcomeKind.DECLINED, reason, balance.gain_s, balance.cost_s)
+        return Judgment(OutcomeKind.DECLINED, reason, balance.gain_s, balance.cost_s)
     reason = EvictionReason.STRAGGLER.text(
         hosts=names_text(hosts), straggler_cause=verdict.cause, balance=balance.text, spares=_spares_text(spares)
     )
-    judged = Judgement(OutcomeKind.ACTED, reason, balance.gain_s, balance.cost_s, hosts, num_after)
+    judged = Judgment(OutcomeKind.ACTED, reason, balance.gain_s, balance.cost_s, hosts, num_after)
     return _allowed(policy, judged, is_approved=is_approved)
 
 
@@ -209,7 +209,7 @@ def _spares_text(spares: Sequence[str]) -> str:
 
 def _of_numerics(
     now: float, state: ClusterState, policy: Policy, round_: Round, verdict: HostVerdict, *, is_approved: bool
-) -> Judgement:
+) -> Judgment:
     to_step, first, last = verdict.rollback_to, verdict.skip_from, verdict.skip_to
     if to_step is None or first is None or last is None:
         return _declined("rollback_to, skip_from and skip_to are not all given, so there is no step to roll back to")
@@ -229,21 +229,21 @@ def _of_numerics(
             f"{what}; the job has already rolled back {count_text(num_back, 'time')} within an hour "
             f"(diagnostics.max_rollbacks={policy.max_rollbacks})"
         )
-        return _allowed(policy, Judgement(OutcomeKind.ACTED, reason, is_stopping=True), is_approved=is_approved)
+        return _allowed(policy, Judgment(OutcomeKind.ACTED, reason, is_stopping=True), is_approved=is_approved)
     reason = (
         f"{what}; back to step {to_step} or before, from step {reached}, without the batches of steps {first}-{last}"
     )
-    return _allowed(policy, Judgement(OutcomeKind.ACTED, reason), is_approved=is_approved)
+    return _allowed(policy, Judgment(OutcomeKind.ACTED, reason), is_approved=is_approved)
 
 
-def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgement:
+def _of_hang(now: float, state: ClusterState, verdict: HostVerdict) -> Judgment:
     """Return the outcome of a verdict on a hang. The driver handles hangs itself; the verdict only adds evidence."""
     incident = incident_of_hang(state, verdict)
     if incident is not None and incident.verdict:
         return _declined(f"incident {incident.incident_id} has the evidence of verdict {incident.verdict} already")
     if incident is not None:
-        return Judgement(OutcomeKind.ACTED, "its evidence is kept with the incident")
+        return Judgment(OutcomeKind.ACTED, "its evidence is kept with the incident")
     waited_s = now - state.since(state.keys.verdict(verdict.verdict_id), now)
     if number_of_round(state) == verdict.round and waited_s < _HANG_S:
-        return Judgement(None, "the driver has not seen the hang yet")
+        return Judgment(None, "the driver has not seen the hang yet")
     return _declined("the driver handles hangs itself, and saw none in this round")

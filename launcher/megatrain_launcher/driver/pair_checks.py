@@ -1,8 +1,8 @@
-"""Pair tests: commands for timed all-reduces between neighbouring hosts, turn by turn, and the findings.
+"""Pair tests: commands for timed all-reduces between neighboring hosts, turn by turn, and the findings.
 
 Pure functions: no I/O and no clock. A pair test run goes once around a ring of hosts. Its state is in etcd only: turns
-are commands and results are reports, so a new driver can continue the run. Hosts of one switch are neighbours in the
-ring (MegaScale sec. 4.3: all-reduce with neighbours under the same switch).
+are commands and results are reports, so a new driver can continue the run. Hosts of one switch are neighbors in the
+ring (MegaScale sec. 4.3: all-reduce with neighbors under the same switch).
 """
 
 from __future__ import annotations

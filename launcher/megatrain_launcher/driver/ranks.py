@@ -1,7 +1,7 @@
 """Chooses the hosts of a round and their ranks. Pure functions: no I/O and no clock.
 
 Ranks are stable: a host keeps its ranks where possible, and a spare takes over those of a host that left, so that the
-snapshots in the hosts' memory stay usable. The first round follows the topology: hosts of one switch get neighbouring
+snapshots in the hosts' memory stay usable. The first round follows the topology: hosts of one switch get neighboring
 ranks (dp next to tp: MegaScale sec. 3.5).
 """
 

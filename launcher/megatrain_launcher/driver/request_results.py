@@ -16,7 +16,7 @@ from megatrain_launcher.driver.state import ClusterState
 
 
 def hosts_to_pair(state: ClusterState, request: JobRequest) -> list[HostRecord]:
-    """Return the hosts for the pair tests of a check: all idle hosts, or the checked host and its two neighbours."""
+    """Return the hosts for the pair tests of a check: all idle hosts, or the checked host and its two neighbors."""
     live = state.round if state.round is not None and state.round.number not in state.halts else None
     training = {part.host for part in live.hosts} if live is not None else set()
     idle = sorted((record for host, record in state.hosts.items() if host not in training), key=topology_key)

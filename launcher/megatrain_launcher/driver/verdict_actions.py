@@ -13,7 +13,7 @@ from megatrain_launcher.driver.actions import CordonHost, DriverAction, DropKey,
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.eligibility import eligible
 from megatrain_launcher.driver.incidents import HOSTS_NOTE, REQUEST_NOTE, new_incident
-from megatrain_launcher.driver.outcome_rules import Judgement, incident_of_hang
+from megatrain_launcher.driver.outcome_rules import Judgment, incident_of_hang
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.response import EVICT, ROLLBACK, STOP
 from megatrain_launcher.driver.state import ClusterState
@@ -23,7 +23,7 @@ _MAX_SENTENCE = 300
 
 
 def actions_on(
-    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
+    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgment, request: JobRequest | None
 ) -> tuple[str, tuple[DriverAction, ...]]:
     """Return the id of the new incident and the actions. Workers may save first, unless the verdict is on numerics."""
     round_ = state.round
@@ -38,7 +38,7 @@ def actions_on(
 
 
 def _incident(
-    now: float, state: ClusterState, round_: Round, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
+    now: float, state: ClusterState, round_: Round, verdict: HostVerdict, judged: Judgment, request: JobRequest | None
 ) -> Incident:
     is_straggler = verdict.kind is VerdictKind.STRAGGLER
     kind = IncidentKind.STRAGGLER if is_straggler else IncidentKind.NUMERICS

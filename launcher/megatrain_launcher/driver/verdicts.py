@@ -13,7 +13,7 @@ from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, V
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
 from megatrain.formatting import names_text
 from megatrain_launcher.driver.actions import DriverAction, DropKey, RecordOutcome
-from megatrain_launcher.driver.outcome_rules import Judgement, number_of_round, outcome_of
+from megatrain_launcher.driver.outcome_rules import Judgment, number_of_round, outcome_of
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdict_actions import actions_on, keep_as_evidence
@@ -58,7 +58,7 @@ def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet
 
 def decline_all(now: float, state: ClusterState, why: str) -> tuple[DriverAction, ...]:
     """Return DECLINED outcomes for the verdicts without a final outcome, because the job is over."""
-    judged = Judgement(OutcomeKind.DECLINED, f"the job is over: {why}")
+    judged = Judgment(OutcomeKind.DECLINED, f"the job is over: {why}")
     found = [_outcome(now, state, verdict, judged) for verdict in _unanswered(state)[:_MAX_AT_ONCE]]
     return (*_unreadable(now, state), *found)[:_MAX_AT_ONCE]
 
@@ -82,7 +82,7 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
         )
     if request.kind is RequestKind.DISMISS:
         why = f": {request.reason}" if request.reason else ""
-        dismissed = Judgement(OutcomeKind.DECLINED, f"dismissed by {request.by}{why}")
+        dismissed = Judgment(OutcomeKind.DECLINED, f"dismissed by {request.by}{why}")
         return VerdictReply((_outcome(now, state, verdict, dismissed, request.by),), f"dismissed {verdict.verdict_id}")
     judged = outcome_of(now, state, policy, verdict, is_approved=True)
     if judged.kind is None:
@@ -102,12 +102,12 @@ def state_of(state: ClusterState, verdict_id: str) -> OutcomeKind | None:
     return None if outcome is None else outcome.kind
 
 
-def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict) -> Judgement:
+def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict) -> Judgment:
     if state_of(state, verdict.verdict_id) is not OutcomeKind.WAITING:
         return outcome_of(now, state, policy, verdict)
     if number_of_round(state) == verdict.round:
-        return Judgement(OutcomeKind.WAITING, "")
-    return Judgement(OutcomeKind.DECLINED, f"round {verdict.round} is over, and it was not approved in time")
+        return Judgment(OutcomeKind.WAITING, "")
+    return Judgment(OutcomeKind.DECLINED, f"round {verdict.round} is over, and it was not approved in time")
 
 
 def _unanswered(state: ClusterState) -> list[HostVerdict]:
@@ -138,7 +138,7 @@ def _unreadable(now: float, state: ClusterState) -> list[DriverAction]:
 
 
 def _act(
-    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgement, request: JobRequest | None
+    now: float, state: ClusterState, policy: Policy, verdict: HostVerdict, judged: Judgment, request: JobRequest | None
 ) -> tuple[DriverAction, ...]:
     if verdict.kind is VerdictKind.HANG:
         incident, actions = keep_as_evidence(state, verdict)
@@ -148,7 +148,7 @@ def _act(
 
 
 def _outcome(
-    now: float, state: ClusterState, verdict: HostVerdict, judged: Judgement, by: str = "", incident: str = ""
+    now: float, state: ClusterState, verdict: HostVerdict, judged: Judgment, by: str = "", incident: str = ""
 ) -> RecordOutcome:
     assert judged.kind is not None
     return RecordOutcome(

@@ -1,4 +1,4 @@
-"""Finds the hosts at fault from timed all-reduces between neighbouring hosts with swapped partners. Pure functions: no
+"""Finds the hosts at fault from timed all-reduces between neighboring hosts with swapped partners. Pure functions: no
 I/O and no clock.
 
 The hosts form a ring in the given order, and each edge of the ring is tested once, so every host has two partners. If a
@@ -21,7 +21,7 @@ NOISE_S = 0.002
 
 
 def num_turns(num_hosts: int) -> int:
-    """Return the number of turns that pair all neighbours: one for two hosts, else two, or three for an odd number."""
+    """Return the number of turns that pair all neighbors: one for two hosts, else two, or three for an odd number."""
     if num_hosts < 2:
         return 0
     if num_hosts == 2:
@@ -30,7 +30,7 @@ def num_turns(num_hosts: int) -> int:
 
 
 def pairs(hosts: Sequence[str], turn: int) -> tuple[Pair, ...]:
-    """Return the pairs of turn 0 to num_turns - 1: neighbours in the order of `hosts`, with other partners each turn.
+    """Return the pairs of turn 0 to num_turns - 1: neighbors in the order of `hosts`, with other partners each turn.
 
     Raises: ValueError for a turn that does not exist, or a duplicate host.
     """

@@ -129,7 +129,7 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="where this host is, for example switch=s1; hosts of one switch get neighbouring ranks",
+        help="where this host is, for example switch=s1; hosts of one switch get neighboring ranks",
     )
     hosts.add_argument(
         *spellings("--local-addr"), default="", metavar="ADDRESS", help="address at which other hosts reach this one"

@@ -123,7 +123,7 @@ class TopicFollower:
             try:
                 found = self._read(number + 1)
             except Exception:
-                self.wake()  # the signalled change has not been read yet
+                self.wake()  # the signaled change has not been read yet
                 raise
             busy_s = time.monotonic() - began_s
             if last_s is not None:

@@ -1,6 +1,6 @@
 """Run as a program: prints torch's versions, backends and devices as one JSON object.
 
-It is a separate program because importing torch or initialising CUDA can crash or hang where a driver is broken.
+It is a separate program because importing torch or initializing CUDA can crash or hang where a driver is broken.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class HostRecord:
     is_driver_candidate: bool = True
     """False: it was launched with --no-driver and is never the driver."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Its location, for instance switch=s1: hosts of one switch get neighbouring ranks."""
+    """Its location, for instance switch=s1: hosts of one switch get neighboring ranks."""
 
 
 class HostPhase(StrEnum):

@@ -2,7 +2,7 @@
 
 A pipeline is fast, but one picture that cannot be decoded fails the whole batch, and the pipeline is not valid
 afterwards. So the pictures of a failed batch are decoded once more, one by one, and each failure costs a new pipeline
-(8 ms, measured on one core). DALI applies the rotation of EXIF data, converts CMYK and grey to RGB, drops transparency,
+(8 ms, measured on one core). DALI applies the rotation of EXIF data, converts CMYK and gray to RGB, drops transparency,
 and keeps the upper 8 of 16 bits.
 """
 
@@ -94,7 +94,7 @@ class DaliDecoder:
             exec_async=False, device_id=0 if self._device == MIXED else None,
         )  # fmt: skip
         # With a decoder in hardware, DALI divides a batch between two decoders, whose pixels differ: the pixels of a
-        # picture must not depend on its neighbours.
+        # picture must not depend on its neighbors.
         options = {"hw_decoder_load": 0.0} if self._device == MIXED else {}
         with pipeline:
             encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
@@ -118,7 +118,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 def _one_pixel() -> bytes:
-    """Return a PNG file of one grey pixel."""
+    """Return a PNG file of one gray pixel."""
     header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0\x80")), (b"IEND", b""))
     parts = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

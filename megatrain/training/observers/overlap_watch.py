@@ -3,7 +3,7 @@
 The warning is based on the totals of this rank's steps: communication for which the host, or on a GPU the compute
 stream, waited counts as exposed. If one of these waits is not known, there is no warning. The watched operations are
 the collectives of data parallelism and, with sequence chunks, those of tensor parallelism. Messages of the pipeline are
-not watched: a receive also waits for the neighbour's work, which is the bubble. The dry run shows before a job starts
+not watched: a receive also waits for the neighbor's work, which is the bubble. The dry run shows before a job starts
 what its layout cannot overlap.
 """
 

@@ -85,7 +85,7 @@ class GraceClock:
         self.black_box: Path | None = None
         """The path of the worker's black box; None until the worker reports it."""
         self.grace_s = grace_s
-        self._signalled_at = 0.0
+        self._signaled_at = 0.0
         self._busy_until = -math.inf
         self._rest = b""
 
@@ -93,7 +93,7 @@ class GraceClock:
     def deadline(self) -> float:
         if not self.signal_name:
             return math.inf
-        return max(self._signalled_at, self._busy_until) + self.grace_s
+        return max(self._signaled_at, self._busy_until) + self.grace_s
 
     def feed(self, data: bytes, now: float) -> None:
         """Process bytes from the pipe. They may end within a command."""
@@ -119,7 +119,7 @@ class GraceClock:
         # no more time.
         if number in STOP_SIGNALS and not self.signal_name:
             self.signal_name = signal.Signals(number).name
-            self._signalled_at = now
+            self._signaled_at = now
 
     def _take_command(self, command: int, value: float, text: bytes, now: float) -> None:
         if command == EXTEND:

@@ -1,4 +1,4 @@
-"""A host whose training network is dead although its link is up and it reaches etcd: only tests with neighbours detect
+"""A host whose training network is dead although its link is up and it reaches etcd: only tests with neighbors detect
 it."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACE_S = 0.3
 ENDLESS = 100_000
 
 
-def test_host_without_neighbours_is_cordoned_before_round_1(tmp_path: Path) -> None:
+def test_host_without_neighbors_is_cordoned_before_round_1(tmp_path: Path) -> None:
     job = make_launched_job(tmp_path, ENDLESS, CHANGES)
     (tmp_path / "etcd").mkdir()
     with HostNetwork(len(HOSTS), (TRAIN, MANAGEMENT)) as network:

@@ -92,7 +92,7 @@ def test_daemon_killed_repeatedly_loses_no_acknowledged_batch(tmp_path: Path) ->
                     while sender.state().outbox.acknowledged_rows < goal:
                         sender.send(Spans, span_rows(1000, first=num_sent))
                         num_sent += 1000
-                        wait_until(lambda: sender.state().outbox.num_batches < 20, "acknowledgements")
+                        wait_until(lambda: sender.state().outbox.num_batches < 20, "acknowledgments")
                     daemon.kill()
                 stored = StoredEvents(run / "events")
                 assert len(stored.read(Spans).sequence) >= goal - 2 * (life + 1)  # rows of clocks are counted too

@@ -81,7 +81,7 @@ def test_upper_bound_holds_in_95_of_100_measurements(noise: Noise) -> None:
     found = [measured(drawn(noise, seed)) for seed in range(150)]
     # 142.5 bounds are expected to hold, with a standard deviation of 2.7
     assert sum(upper >= COST for _, _, upper in found) >= 135
-    assert np.mean([ratio for _, ratio, _ in found]) == pytest.approx(COST, abs=3e-4), "no side is favoured"
+    assert np.mean([ratio for _, ratio, _ in found]) == pytest.approx(COST, abs=3e-4), "no side is favored"
 
 
 def test_measurement_ends_when_its_interval_is_narrow() -> None:

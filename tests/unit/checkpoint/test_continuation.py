@@ -168,9 +168,9 @@ def test_changed_validation_sets_are_noted_by_name() -> None:
 
 
 def test_configuration_that_is_not_valid_is_reported() -> None:
-    manifest = make_manifest(config={"model": {"colour": "blue"}})
+    manifest = make_manifest(config={"model": {"color": "blue"}})
     with pytest.raises(
-        CheckpointError, match=r"^the-checkpoint: its configuration is not valid in .*: 1\. model\.colour"
+        CheckpointError, match=r"^the-checkpoint: its configuration is not valid in .*: 1\. model\.color"
     ):
         continuation(origin_of(manifest, "the-checkpoint"), Config.from_dict(BASE), DATA, is_same_run=True)
 

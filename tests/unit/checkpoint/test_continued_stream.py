@@ -1,4 +1,4 @@
-"""Sources of a run that resumes: recognised by content, then by name; a new mixture begins at the cursor."""
+"""Sources of a run that resumes: recognized by content, then by name; a new mixture begins at the cursor."""
 
 from __future__ import annotations
 

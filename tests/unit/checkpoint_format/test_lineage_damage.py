@@ -105,7 +105,7 @@ DAMAGED_FIELDS: list[tuple[str, object, str]] = [
     ("created_unix_s", "now", r"created_unix_s='now'; expected a number of seconds"),
     ("reason", None, r"reason=None; expected a string"),
     ("schema_version", 2, r"main/BRANCH: schema_version=2, this program reads 1"),
-    ("colour", 1, r"colour=1; no such field in schema version 1"),
+    ("color", 1, r"color=1; no such field in schema version 1"),
     ("parent", "branch-0002", r"parent_step=None; expected an integer"),
 ]
 

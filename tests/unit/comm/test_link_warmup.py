@@ -11,7 +11,7 @@ SOURCES = {"forward_from_previous": -1, "backward_from_next": 1}
 
 
 def connected(num_stages: int, has_wrap_links: bool) -> tuple[list[tuple[str, int, int]], int]:
-    """Let all stages connect, each blocked in a call until its neighbour is in the other end's call.
+    """Let all stages connect, each blocked in a call until its neighbor is in the other end's call.
 
     Returns the links as (direction, source, target), and how many of them connected sequentially.
     """

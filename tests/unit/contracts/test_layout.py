@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import AXES, FACTORISATIONS, WITHIN_REPLICA, Layout
+from megatrain.contracts.layout import AXES, FACTORIZATIONS, WITHIN_REPLICA, Layout
 from megatrain.contracts.process import Process, process_from_environment
 
 SIZES = (1, 2, 3)
@@ -26,7 +26,7 @@ LAYOUTS = [
 def grids(layout: Layout) -> dict[str, tuple[NDArray[np.int64], int]]:
     """Return, for each axis, the ranks as an array and which of its dimensions the axis is."""
     ranks, found = np.arange(layout.world_size), {}
-    for axes in FACTORISATIONS.values():
+    for axes in FACTORIZATIONS.values():
         shape = [layout.size(axis) for axis in ("pp", *axes)]
         found |= {axis: (ranks.reshape(shape), place) for place, axis in enumerate(("pp", *axes))}
     return found

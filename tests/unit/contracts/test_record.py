@@ -76,7 +76,7 @@ def test_a_value_that_is_no_choice_names_the_choices() -> None:
 
 
 def test_field_of_a_later_version_is_ignored() -> None:
-    raw = json.dumps({**json.loads(encode(STATUS)), "colour": "blue"})
+    raw = json.dumps({**json.loads(encode(STATUS)), "color": "blue"})
     assert decode(HostStatus, raw, "k") == STATUS
 
 

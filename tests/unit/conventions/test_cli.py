@@ -98,7 +98,7 @@ def test_usage_error_names_the_argument_and_the_rule(
         ("--train.steps -5 a.toml --dry-run --optimizer.lr=1e-4", "True ['--train.steps=-5', '--optimizer.lr=1e-4']"),
         ("a.toml --Model.hidden-size=3", "False ['--Model.hidden-size=3']"),
     ],
-    ids=["both spellings, anywhere", "a misspelt one is left to the configuration"],
+    ids=["both spellings, anywhere", "a misspelled one is left to the configuration"],
 )
 def test_overrides_are_taken(add_verb: AddVerb, capsys: pytest.CaptureFixture[str], arguments: str, taken: str) -> None:
     add_verb("echo", ECHO)

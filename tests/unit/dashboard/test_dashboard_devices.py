@@ -158,6 +158,6 @@ def test_each_subject_is_answered_and_offered(heat: TestClient) -> None:
 def test_the_exact_cell_has_its_unit(heat: TestClient) -> None:
     found = heat.get("/heat/cell?operation=gpu-temperature&rank=3&step=44").json()
     assert (found["value"], found["unit"], found["measure"]) == (91.0, "C", "newest")
-    refused = heat.get("/heat?operation=gpu-colour")
+    refused = heat.get("/heat?operation=gpu-color")
     assert refused.status_code == 400
     assert "gpu-temperature" in refused.text

@@ -28,7 +28,7 @@ from megatrain_diagnostics.analysis.heat_scale import (
     NUM_LEVELS,
     Scale,
     codes,
-    colour_range,
+    color_range,
     peer_values,
     pooled,
     pooled_by,
@@ -244,7 +244,7 @@ def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -
     for scale in Scale:
         found = scaled(array, against, scale, 1e-6)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(array))
-        ends = colour_range(found, scale)
+        ends = color_range(found, scale)
         assert np.isfinite([ends.low, ends.high]).all()
         assert ends.low < ends.high
         painted = codes(found, ends.low, ends.high)
@@ -254,12 +254,12 @@ def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -
 @pytest.mark.parametrize("scale", [Scale.RELATIVE, Scale.Z])
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.15])
 def test_healthy_job_is_pale_and_slow_rank_is_not(scale: Scale, noise: float) -> None:
-    """The page paints the lower half of the levels with one colour: it covers values due to chance."""
+    """The page paints the lower half of the levels with one color: it covers values due to chance."""
     roster = job().roster()
     values = np.random.default_rng(7).normal(1.0, noise, (200, roster.layout.world_size)).clip(0.1)
     values[:, SLOW_RANK] += max(0.18, 8 * noise)
     found = scaled(values, peer_values(values, Peers(roster)), scale, 1e-6)
-    ends = colour_range(found, scale)
+    ends = color_range(found, scale)
     painted = codes(found, ends.low, ends.high)
     healthy = np.delete(painted, SLOW_RANK, axis=1)
     assert (healthy < NUM_LEVELS / 2).mean() > 0.98
@@ -282,7 +282,7 @@ def test_cell_has_the_exact_value(client: TestClient) -> None:
 
 
 def test_merged_cell_shows_the_worst_value(client: TestClient) -> None:
-    """On every scale it is the one with the greatest displayed value, which determines the cell's colour."""
+    """On every scale it is the one with the greatest displayed value, which determines the cell's color."""
     alone = {step: client.get(f"/heat/cell?rank=0&step={step}").json() for step in STEPS[:5]}
 
     for scale, shown in (("absolute", "value"), ("relative", "ratio"), ("z", "z")):
@@ -384,7 +384,7 @@ REFUSED = [
     ("/heat?low=0&high=nan", 400, "it must be a number above"),
     ("/heat?max_cells=5", 400, "max_cells"),
     ("/heat?first=0&last=2147483647", 413, "choose at most 600,000 steps"),
-    ("/heat?colour=red", 400, "no such parameter"),
+    ("/heat?color=red", 400, "no such parameter"),
     ("/heat?round=9", 404, "9"),
     ("/heat/cell?rank=40&step=5", 400, "there are ranks 0 to 39"),
     ("/heat/cell?rank=1", 400, "step"),

@@ -176,7 +176,7 @@ def test_verdicts_come_from_etcd_and_the_audit(running: RunningPage) -> None:
     assert running.source.facts().checks["host-1"].at_unix_s == 5.0
 
 
-def test_streamed_steps_are_shown_with_the_daemons_judgement(running: RunningPage) -> None:
+def test_streamed_steps_are_shown_with_the_daemons_judgment(running: RunningPage) -> None:
     job = SyntheticJob(LAYOUT, round=2)
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(job.ranks()))

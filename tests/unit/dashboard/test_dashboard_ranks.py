@@ -195,5 +195,5 @@ def test_picture_of_a_large_job_is_small() -> None:
 def test_wrong_queries_are_refused(tmp_path: Path) -> None:
     client = picture_client(PictureSource(stored_events(tmp_path, SyntheticJob(LAYOUT).ranks())), router)
 
-    expected = {"round=-1": 400, "colour=state": 400, "round=8": 404}
+    expected = {"round=-1": 400, "color=state": 400, "round=8": 404}
     assert {query: client.get(f"/grid?{query}").status_code for query in expected} == expected

@@ -76,7 +76,7 @@ def test_default_port_moves_on_if_it_is_taken() -> None:
         second = stack.enter_context(listening_socket(DashboardSettings()))
         ports = [one.getsockname()[1] for one in (first, second)]
         assert 8777 <= ports[0] < ports[1] < 8797
-        assert first.proto == socket.IPPROTO_TCP, "small answers would wait 40 ms for an acknowledgement"
+        assert first.proto == socket.IPPROTO_TCP, "small answers would wait 40 ms for an acknowledgment"
         with pytest.raises(ConfigError, match=f"port={ports[0]}: "):
             listening_socket(DashboardSettings(port=ports[0], is_port_asked=True))
 

@@ -222,7 +222,7 @@ def test_job_without_a_full_step_names_the_recording_command(tmp_path: Path) -> 
     assert client.get("/timeline/steps").json()["steps"] == []
 
 
-def test_ranks_of_a_large_job_are_a_pipeline_and_its_neighbours() -> None:
+def test_ranks_of_a_large_job_are_a_pipeline_and_its_neighbors() -> None:
     layout = Layout(tp_size=8, pp_size=8, dp_size=192)
 
     chosen = default_ranks(layout, 777)

@@ -70,8 +70,8 @@ def test_every_document_is_in_one_split_once_and_shuffled(source: Path, tmp_path
     assert sorted(train + validation) == sorted(originals)
     assert 8 <= len(validation) <= 35  # 20 are expected
     numbers = [originals.index(text) for text in train]
-    neighbours = sum(abs(one - other) == 1 for one, other in itertools.pairwise(numbers))
-    assert neighbours < 10  # 2 are expected for a random order, 179 for no shuffling
+    neighbors = sum(abs(one - other) == 1 for one, other in itertools.pairwise(numbers))
+    assert neighbors < 10  # 2 are expected for a random order, 179 for no shuffling
     assert (meta.train.documents, meta.validation.documents) == (len(train), len(validation))
     assert meta.train.text_bytes == sum(map(len, train))
     assert meta.validation.text_bytes == sum(map(len, validation))

@@ -12,7 +12,7 @@ from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.contracts.errors import DataError
 from megatrain.data.drawn_pictures import (
     CAPTION_TOKENS,
-    COLOURS,
+    COLORS,
     COUNTS,
     NUM_HELD_OUT,
     NUM_PICTURES,
@@ -39,13 +39,13 @@ NUMBERS = (0, 1, 17, NUM_PICTURES - 1, NUM_PICTURES + 3)
 
 
 def objects_in(picture: Patches) -> list[tuple[Patches, NDArray[np.bool_]]]:
-    """Return each connected bright area of a picture: the colours of its pixels, and its mask in its bounding box."""
+    """Return each connected bright area of a picture: the colors of its pixels, and its mask in its bounding box."""
     is_bright = picture.max(-1) > 120
     labels = np.where(is_bright, np.arange(1, is_bright.size + 1).reshape(is_bright.shape), 0)
     while True:
         padded = np.pad(labels, 1)
-        neighbours = (padded[2:, 1:-1], padded[:-2, 1:-1], padded[1:-1, 2:], padded[1:-1, :-2], labels)
-        spread = np.where(is_bright, np.max(neighbours, axis=0), 0)
+        neighbors = (padded[2:, 1:-1], padded[:-2, 1:-1], padded[1:-1, 2:], padded[1:-1, :-2], labels)
+        spread = np.where(is_bright, np.max(neighbors, axis=0), 0)
         if (spread == labels).all():
             break
         labels = spread
@@ -60,7 +60,7 @@ def test_pictures_show_what_their_captions_say() -> None:
         scene = scene_of(5, number)
         objects = objects_in(drawn(scene, 96))
         pixels = objects[0][0]
-        distances = {name: np.abs(np.array(known) - pixels.mean(0)).sum() for name, known in COLOURS.items()}
+        distances = {name: np.abs(np.array(known) - pixels.mean(0)).sum() for name, known in COLORS.items()}
         share = np.mean([mask.mean() for _, mask in objects])
         words = [WORDS[token] for token in scene.caption]
 
@@ -77,7 +77,7 @@ def test_scenes_are_equally_frequent_and_differ_by_seed() -> None:
     scenes = [scene_of(5, number) for number in range(4800)]
     counted = Counter(scene[:3] for scene in scenes)
 
-    assert len(counted) == len(COUNTS) * len(COLOURS) * len(SHAPES) == 48
+    assert len(counted) == len(COUNTS) * len(COLORS) * len(SHAPES) == 48
     # 100 of each on average, with a deviation of 10
     assert 60 < min(counted.values()) <= max(counted.values()) < 140
     assert [scene_of(6, number)[:3] for number in range(30)] != [scene[:3] for scene in scenes[:30]]

@@ -36,7 +36,7 @@ SIZE = 48
 MAX_DIFFERENCE = 1
 """Tolerance of values from 0 to 255 after resizing: the filters round differently."""
 MAX_DIFFERENCE_OF = {"palette": 4}
-"""Tolerance of dithered pictures, whose neighbouring pixels differ strongly."""
+"""Tolerance of dithered pictures, whose neighboring pixels differ strongly."""
 BROKEN = {name: BAD[name][0] for name in ("cut-jpeg", "cut-png", "cut-webp", "garbage")}
 
 

@@ -52,7 +52,7 @@ def test_an_index_goes_everywhere_about_equally_often() -> None:
             assert chi_square < (size - 1) + 8 * (2 * (size - 1)) ** 0.5, (size, index, chi_square)
 
 
-def test_neighbours_are_independent() -> None:
+def test_neighbors_are_independent() -> None:
     """Pairs of consecutive samples are distributed as in a random permutation."""
     order = SampleOrder(num_tokens=10_001, seq_len=1, seed=1)
     starts = order.window_starts(np.arange(10_000))

@@ -11,15 +11,15 @@ import pytest
 
 from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.analysis.comm import Communication, analyse_communication, bus_factor
+from megatrain_diagnostics.analysis.comm import Communication, analyze_communication, bus_factor
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from tests.helpers.drawn_spans import Drawing, draw_job
 
 MB = 1_000_000
 
 
-def analyse(drawing: Drawing, first: int = 1, last: int = 1) -> Communication:
-    return analyse_communication(read_step_events(drawing.source(), 1, first, last), first, last)
+def analyze(drawing: Drawing, first: int = 1, last: int = 1) -> Communication:
+    return analyze_communication(read_step_events(drawing.source(), 1, first, last), first, last)
 
 
 def exchange(drawing: Drawing, operation: Op, name: str, members: tuple[int, ...], starts: tuple[float, ...],
@@ -46,7 +46,7 @@ def test_bandwidths_of_collectives(operation: Op, num_bytes: int, algorithm_gb_s
         drawing.span(Op.STEP, 0, 5000, rank=rank)
     exchange(drawing, operation, "dp", (0, 1, 2, 3), (0, 10, 20, 500), 1000, 1, num_bytes=num_bytes)
 
-    (found,) = analyse(drawing).bandwidths
+    (found,) = analyze(drawing).bandwidths
 
     assert found.transfer_s == pytest.approx(1e-3)
     assert found.wait_s == pytest.approx((500 + 490 + 480) / 4 * 1e-6)
@@ -63,7 +63,7 @@ def test_bandwidth_of_a_link_and_its_direction() -> None:
     drawing.span(Op.FORWARD_RECV, 0, 600, rank=1, group=link, collective=1, num_bytes=2 * MB)
     drawing.span(Op.FORWARD_SEND, 400, 250, rank=0, group=link, collective=1, num_bytes=2 * MB)
 
-    (found,) = analyse(drawing).bandwidths
+    (found,) = analyze(drawing).bandwidths
 
     assert (found.group, found.operation, found.num_ranks) == ("pp-forward", "forward-send", 2)
     assert found.algorithm_bandwidth == found.bus_bandwidth == pytest.approx(2 * MB / 200e-6)
@@ -82,7 +82,7 @@ def test_exposed_overlapped_and_waiting_time() -> None:
         drawing.span(Op.BACKWARD_COMPUTE, 0, compute, rank=rank)
     exchange(drawing, Op.GRADS_REDUCE_SCATTER, "dp", (0, 1), (50, 120), 80, 1, num_bytes=MB)
 
-    found = analyse(drawing)
+    found = analyze(drawing)
     (one,) = found.overlaps
 
     # both end at 200: rank 0 has no compute from 100 on, 20 of it before rank 1 entered; rank 1 has none from 160 on
@@ -109,7 +109,7 @@ def test_common_host_of_all_slow_links_is_named() -> None:
                              group=link, collective=number, num_bytes=MB)  # fmt: skip
                 drawing.span(Op.FORWARD_SEND, start, length, rank=sender, group=link, collective=number, num_bytes=MB)
 
-    slow = analyse(drawing).slow
+    slow = analyze(drawing).slow
 
     # the receives of dp rank 1 are posted early: they wait, and their links are as fast as the others
     assert {group.ranks for group in slow.groups} == {(8, 12), (9, 13), (10, 14), (11, 15)}
@@ -129,7 +129,7 @@ def test_two_groups_alone_are_not_compared() -> None:
             exchange(drawing, Op.PP_ALL_REDUCE, "pp", (dp, dp + 2), (900.0 * number, 900.0 * number), 100 + 200 * dp,
                      number, num_bytes=MB)  # fmt: skip
 
-    slow = analyse(drawing).slow
+    slow = analyze(drawing).slow
 
     assert (slow.groups, slow.num_compared) == ((), 0)
 
@@ -146,7 +146,7 @@ def test_hot_spot_and_unequal_load_are_found() -> None:
     for rank, load in ((0, MB), (1, MB), (2, 7 * MB)):
         drawing.span(Op.DP_ALL_REDUCE, 60_000, 100, rank=rank, group=group, collective=21, num_bytes=load)
 
-    slow = analyse(drawing).slow
+    slow = analyze(drawing).slow
 
     (spot,) = slow.hot_spots
     assert (spot.operation, spot.ranks, spot.step) == ("grads-reduce-scatter", (0, 1, 2), 1)
@@ -172,7 +172,7 @@ def test_missing_and_short_exchanges_are_counted() -> None:
         drawing.span(Op.BACKWARD_COMPUTE, 300, 100, rank=rank)
         drawing.span(Op.GRADS_REDUCE_SCATTER, 310, 95, rank=rank, group=dp, collective=4, num_bytes=MB)
 
-    found = analyse(drawing)
+    found = analyze(drawing)
 
     assert (found.num_exchanges, found.num_incomplete, found.num_too_short, found.num_hidden) == (4, 2, 1, 1)
     assert found.bandwidths == ()
@@ -202,7 +202,7 @@ def test_ends_of_exchanges_on_hosts_and_devices() -> None:
             drawing.span(Op.GRADS_REDUCE_SCATTER, 15, length, rank=rank, group=dp, collective=1, num_bytes=MB,
                          flags=flags)  # fmt: skip
 
-        (found,) = analyse(drawing).bandwidths
+        (found,) = analyze(drawing).bandwidths
 
         assert found.transfer_s == pytest.approx(transfer_us * 1e-6), flags
         assert found.is_device_clock == bool(flags)
@@ -218,14 +218,14 @@ def test_end_of_the_last_host_to_begin_does_not_count() -> None:
             drawing.span(Op.GRADS_REDUCE_SCATTER, start, end - start, rank=rank, group=dp, collective=1, num_bytes=MB,
                          flags=flags)  # fmt: skip
 
-        (found,) = analyse(drawing).bandwidths
+        (found,) = analyze(drawing).bandwidths
 
         assert found.transfer_s == pytest.approx(transfer_us * 1e-6), flags
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_size=2), Layout(tp_size=2, pp_size=2, dp_size=2)])
 def test_whole_jobs_have_finite_figures(layout: Layout) -> None:
-    found = analyse(draw_job(layout, range(10, 13), 4), 10, 12)
+    found = analyze(draw_job(layout, range(10, 13), 4), 10, 12)
 
     assert found.steps == (10, 11, 12)
     assert bool(found.bandwidths) == (layout.world_size > 1)
@@ -236,7 +236,7 @@ def test_steps_without_spans() -> None:
     drawing = Drawing()
     drawing.total(Op.STEP, 0, 100)
 
-    found = analyse(drawing)
+    found = analyze(drawing)
 
     assert found.steps == ()
     assert "communication is not known" in found.notes[-1]

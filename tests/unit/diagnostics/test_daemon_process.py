@@ -81,7 +81,7 @@ def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: Etc
                 num_sent += 100
                 return sender.state().outbox.acknowledged_rows >= 2000
 
-            wait_until(has_acknowledged, "acknowledgements")
+            wait_until(has_acknowledged, "acknowledgments")
             first.kill()
             acknowledged = sender.state().outbox.acknowledged_rows - 1  # a row of clocks
         stored = StoredEvents(run / "events")

@@ -12,7 +12,7 @@ from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.analysis.drift import Drift, analyse_drift
+from megatrain_diagnostics.analysis.drift import Drift, analyze_drift
 from megatrain_diagnostics.analysis.trends import hours_of_day
 from megatrain_diagnostics.events.tables import StepTotals, Values
 from tests.helpers.drawn_spans import BASE_NS, Drawing
@@ -87,7 +87,7 @@ def with_keys(kind, columns):
 
 
 def drift(job: DriftJob) -> Drift:
-    return analyse_drift(job.source(), 1)
+    return analyze_drift(job.source(), 1)
 
 
 def test_no_alarm_in_stationary_jobs() -> None:
@@ -163,7 +163,7 @@ def test_slow_collectives_are_not_blamed_on_compute() -> None:
                 for name, value in zip(columns, row, strict=True):
                     columns[name].append(value)
 
-    found = analyse_drift(MemoryEvents({**Drawing(layout=layout).tables(), StepTotals: totals(columns)}), 1)
+    found = analyze_drift(MemoryEvents({**Drawing(layout=layout).tables(), StepTotals: totals(columns)}), 1)
 
     (change,) = found.changes
     assert [one.operation for one in change.moved] == ["tp-all-reduce"]
@@ -235,7 +235,7 @@ def test_growing_collections_and_their_share() -> None:
         {**Drawing(layout=LAYOUT).tables(), StepTotals: totals({n: list(v) for n, v in joined.items()})}
     )
 
-    found = analyse_drift(source, 1)
+    found = analyze_drift(source, 1)
 
     assert found.gc_share == pytest.approx(0.2 * 10.5 / 73, rel=0.1)
     assert found.gc_trend is not None
@@ -265,7 +265,7 @@ def test_stagger_that_grows_and_changes_its_last_rank() -> None:
     def late(step: int) -> tuple[float, ...]:
         return tuple(5.0 + step if rank == step // 10 % 3 else 0.0 for rank in range(3))
 
-    found = analyse_drift(draw_scatters(late, range(0, 300, 10)), 1)
+    found = analyze_drift(draw_scatters(late, range(0, 300, 10)), 1)
 
     assert found.stagger is not None
     assert found.stagger.trend is not None
@@ -276,7 +276,7 @@ def test_stagger_that_grows_and_changes_its_last_rank() -> None:
 
 
 def test_stagger_of_one_rank_is_a_straggler() -> None:
-    found = analyse_drift(draw_scatters(lambda step: (0.0, 0.0, 400.0), range(0, 300, 10)), 1)
+    found = analyze_drift(draw_scatters(lambda step: (0.0, 0.0, 400.0), range(0, 300, 10)), 1)
 
     assert found.stagger is not None
     assert (found.stagger.last_rank, found.stagger.last_host, found.stagger.last_share) == (2, "host-1", 1.0)
@@ -287,7 +287,7 @@ def test_stagger_of_one_rank_is_a_straggler() -> None:
 
 
 def test_issue_latency_and_idle_device_time() -> None:
-    found = analyse_drift(draw_scatters(lambda step: (0.0, 0.0, 0.0), range(0, 300, 10)), 1)
+    found = analyze_drift(draw_scatters(lambda step: (0.0, 0.0, 0.0), range(0, 300, 10)), 1)
 
     (latency,) = found.latencies
     assert (latency.operation, latency.count) == ("backward-compute", 90)
@@ -336,7 +336,7 @@ def test_rank_that_sends_garbage_changes_nothing() -> None:
     garbage = replace(
         sums, rank=np.where(sums.rank == 7, 4000, sums.rank), sum_ns=np.where(sums.rank == 7, -5, sums.sum_ns)
     )
-    found = analyse_drift(MemoryEvents({**Drawing(layout=LAYOUT).tables(), StepTotals: garbage}), 1)
+    found = analyze_drift(MemoryEvents({**Drawing(layout=LAYOUT).tables(), StepTotals: garbage}), 1)
 
     assert found.changes == ()
     assert found.step_s == pytest.approx(0.074, rel=0.03)

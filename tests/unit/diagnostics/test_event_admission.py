@@ -150,7 +150,7 @@ def test_unknown_table_is_refused_as_a_whole() -> None:
     assert caught.value.reason is RejectionReason.UNKNOWN_TABLE
 
 
-def test_a_flood_of_one_rank_is_cut_and_its_neighbours_are_not() -> None:
+def test_a_flood_of_one_rank_is_cut_and_its_neighbors_are_not() -> None:
     admission = Admission(KnownRounds(), RowRateLimiter(rows_per_s=100, burst_rows=1000))
     made = 1_800_000_000 * SECOND_NS
     ranks = np.concatenate([np.zeros(900), np.ones(50)]).astype(int)

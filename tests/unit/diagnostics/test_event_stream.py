@@ -151,7 +151,7 @@ def test_daemon_restarts_lose_and_repeat_no_row(tmp_path: Path) -> None:
             assert collector.read(Spans).sequence.tolist() == list(range(2000))
 
 
-def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
+def test_repeated_batches_are_recognized_by_number(tmp_path: Path) -> None:
     store = HeldStore()
     with RunningCollector(tmp_path / "events", store=store) as collector:
         record, name = collector.record, SenderName("host-1", "one life")
@@ -174,7 +174,7 @@ def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
         wait_until(lambda: collector.statistics.counters().batches == 4, "the fourth batch")
         assert set(acknowledged) <= {-1}
         store.may_commit.set()
-        wait_until(lambda: 3 in acknowledged, "the acknowledgement")
+        wait_until(lambda: 3 in acknowledged, "the acknowledgment")
         second.finish()
         second.wait(DEADLINE_S)
         second.cancel()
@@ -194,7 +194,7 @@ def test_senders_longest_without_a_stream_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_acknowledgement_waits_for_disk_space(tmp_path: Path) -> None:
+def test_acknowledgment_waits_for_disk_space(tmp_path: Path) -> None:
     store = HeldStore()
     store.is_full = True
     with RunningCollector(tmp_path / "events", store=store) as collector:
@@ -286,7 +286,7 @@ def test_garbage_in_a_handshake_is_refused(tmp_path: Path) -> None:
 
 def test_rows_before_admission_are_not_read(tmp_path: Path) -> None:
     with RunningCollector(tmp_path / "events") as collector:
-        for kind in (FrameKind.BATCH, FrameKind.CLOCK, FrameKind.END, FrameKind.ACKNOWLEDGEMENT):
+        for kind in (FrameKind.BATCH, FrameKind.CLOCK, FrameKind.END, FrameKind.ACKNOWLEDGMENT):
             with stranger(collector) as unknown:
                 unknown.send(kind, encode(BatchHeader("spans", 1, time.time_ns())))
                 assert f"expected a host's greeting, received {kind.name}" in refusal(unknown)

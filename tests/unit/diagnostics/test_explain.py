@@ -105,7 +105,7 @@ def test_every_exchange_that_a_rank_waits_for_has_a_category() -> None:
     assert len(exchanges) >= 15
 
 
-def test_late_neighbour_is_bubble_then_transfer() -> None:
+def test_late_neighbor_is_bubble_then_transfer() -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
     link = drawing.group("pp-forward", (0, 1))
     for rank in (0, 1):

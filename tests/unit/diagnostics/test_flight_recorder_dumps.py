@@ -1,4 +1,4 @@
-"""Flight Recorder dumps of torch 2.13 on gloo: the culprit, as torch's own analyser finds it, and invalid dumps."""
+"""Flight Recorder dumps of torch 2.13 on gloo: the culprit, as torch's own analyzer finds it, and invalid dumps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rank_whose_gpu_stays_behind_all_hosts_is_found(tmp_path: Path) -> None:
     assert [dump.positions["1"] for dump in dumps] == [Position(4, 3), Position(3, 3), Position(4, 3)]
 
 
-def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyzer_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # it does not read what gloo writes: groups without members, and other names
     for rank in range(3):
         dump = golden(rank)

@@ -50,10 +50,10 @@ def stuck_rank(directory: Path, rank: int, round_number: int = 3, run_key: str =
     if rank == LATE:
         recorder.begin(Operation.FORWARD_COMPUTE)
         return recorder
-    # the neighbour of the late rank waits for it in their tensor group, so it does not enter the reduction of rank 1
-    is_neighbour = rank == LATE + 1
-    group = numbers["tp" if is_neighbour else "dp"]
-    token = recorder.begin(Operation.TP_ALL_GATHER if is_neighbour else Operation.DP_ALL_REDUCE, group=group)
+    # the neighbor of the late rank waits for it in their tensor group, so it does not enter the reduction of rank 1
+    is_neighbor = rank == LATE + 1
+    group = numbers["tp" if is_neighbor else "dp"]
+    token = recorder.begin(Operation.TP_ALL_GATHER if is_neighbor else Operation.DP_ALL_REDUCE, group=group)
     recorder.await_end(token)
     return recorder
 

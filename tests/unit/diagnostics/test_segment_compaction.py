@@ -165,7 +165,7 @@ def files(*sizes: int) -> list[SmallFile]:
     return [SmallFile(Path(str(n)), SegmentName(n, n, 0), size) for n, size in enumerate(sizes, 1)]
 
 
-def test_neighbouring_small_files_are_merged() -> None:
+def test_neighboring_small_files_are_merged() -> None:
     cases: tuple[tuple[list[int], bool, list[tuple[int, ...]]], ...] = (
         ([], True, []),
         ([5], True, []),
@@ -182,7 +182,7 @@ def test_neighbouring_small_files_are_merged() -> None:
         assert [tuple(file.name.first for file in run) for run in plan] == expected, (sizes, is_over)
 
 
-def test_merged_files_are_neighbours_of_limited_size() -> None:
+def test_merged_files_are_neighbors_of_limited_size() -> None:
     sizes = np.random.default_rng(5).integers(1, MAX_BYTES // 2 + 10, 200).tolist()
 
     plan = plan_merges(files(*sizes), is_over=True)

@@ -1,4 +1,4 @@
-"""Stacks of many ranks: normalised, clustered, and the smallest common group of the outliers."""
+"""Stacks of many ranks: normalized, clustered, and the smallest common group of the outliers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain_diagnostics.analysis.stack_clusters import (
     find_outliers,
     is_waiting,
     newest_main_stacks,
-    normalised,
+    normalized,
     smallest_group,
 )
 from megatrain_diagnostics.events.roster import Roster
@@ -41,12 +41,12 @@ def roster(layout: Layout, per_host: int = 8) -> Roster:
 
 
 def test_stacks_that_differ_only_in_numbers_are_the_same() -> None:
-    assert normalised(WAIT.format(3)) == normalised(WAIT.format(4))
-    assert normalised("/a/b/c/d.py:7 f")[0] == "c/d.py f"
-    assert normalised("no answer within 2 s, process is asleep (S) in wait_17") == normalised(
+    assert normalized(WAIT.format(3)) == normalized(WAIT.format(4))
+    assert normalized("/a/b/c/d.py:7 f")[0] == "c/d.py f"
+    assert normalized("no answer within 2 s, process is asleep (S) in wait_17") == normalized(
         "no answer within 2 s, process is asleep (S) in wait_18"
     )
-    assert normalised("") == ()
+    assert normalized("") == ()
 
 
 def test_rank_that_does_not_wait_is_the_outlier() -> None:

@@ -299,7 +299,7 @@ def test_more_ranks_need_a_higher_score() -> None:
 
 
 @pytest.mark.parametrize("slow", [Operation.FORWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE])
-def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
+def test_tensor_parallel_neighbor_is_a_victim(slow: Operation) -> None:
     """The passes of a rank are as long as those of a slow rank in its tensor-parallel group."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
     passes, waits = np.full(8, 0.3), np.full(8, 0.02)

@@ -58,7 +58,7 @@ def assert_all_numbers(value: Any) -> None:
 
 
 def bad_steps() -> Iterator[tuple[OperationTable, list[int], tuple[str, ...]]]:
-    """Yield tables, the steps of each that can be analysed, and texts in the notes."""
+    """Yield tables, the steps of each that can be analyzed, and texts in the notes."""
     for bad in (float("nan"), float("inf"), -1.0):
         note = "step 20 is left out: 1 operation with a time that is negative or not a number"
         yield changed(in_step(20)[:1], duration_s=bad), [10, 30, 40], (note,)

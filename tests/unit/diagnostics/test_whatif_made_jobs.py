@@ -28,18 +28,18 @@ SHAPES = [
 ]
 
 
-def analysed(job: PipelineJob):
+def analyzed(job: PipelineJob):
     return what_if(make_model(job.run(), job.shape))
 
 
 @pytest.mark.parametrize("job", SHAPES, ids=lambda job: f"pp{job.pp_size}-dp{job.dp_size}-chunks{job.num_chunks}")
 def test_replay_reproduces_the_job(job: PipelineJob) -> None:
-    result = analysed(replace(job, noise=0.3))
+    result = analyzed(replace(job, noise=0.3))
     for step, measured_s in result.measured_s.items():
         assert result.without_gaps_s[step] == pytest.approx(measured_s, rel=1e-9)
     assert result.launch_slowdown == pytest.approx(1.0, rel=1e-9)
     assert result.launch_parts is None
-    result = analysed(job)  # without stragglers
+    result = analyzed(job)  # without stragglers
     assert result.slowdown == pytest.approx(1.0, rel=1e-9)
     assert result.waste == pytest.approx(0.0, abs=1e-9)
     assert max(result.parts.by_dp_rank.overall.values()) == pytest.approx(1.0, rel=1e-9)
@@ -55,7 +55,7 @@ def test_gain_of_a_slow_worker_equals_the_job_without_it() -> None:
     assert result.workers.rem > 0.95
     assert abs(result.last_stage.rem) < 0.05
     assert "(rank 5)" in advice(result)
-    healthy = analysed(replace(slow, slow_cells={}))
+    healthy = analyzed(replace(slow, slow_cells={}))
     gain_s = np.mean(list(result.measured_s.values())) - np.mean(list(healthy.measured_s.values()))
     # its ideal is the mean of all 16 cells, one of which is itself
     assert gain_without(model, [5]) == pytest.approx(gain_s, rel=0.1)
@@ -72,7 +72,7 @@ def test_ranks_of_a_tensor_parallel_group_are_one_worker() -> None:
 
 
 def test_slow_last_stage_is_distinguished_from_slow_workers() -> None:
-    result = analysed(PipelineJob(pp_size=4, dp_size=8, num_microbatches=8, slow_stages={3: 1.5}))
+    result = analyzed(PipelineJob(pp_size=4, dp_size=8, num_microbatches=8, slow_stages={3: 1.5}))
     assert result.slowdown > 1.15
     assert result.last_stage.rem > 0.9
     assert result.workers.rem < 0.3
@@ -81,7 +81,7 @@ def test_slow_last_stage_is_distinguished_from_slow_workers() -> None:
 
 
 def test_slowness_that_moves_is_of_no_worker_or_stage() -> None:
-    result = analysed(PipelineJob(pp_size=2, dp_size=12, num_microbatches=8, noise=0.5, steps=tuple(range(6))))
+    result = analyzed(PipelineJob(pp_size=2, dp_size=12, num_microbatches=8, noise=0.5, steps=tuple(range(6))))
     assert result.slowdown > 1.2
     assert result.workers.rem < 0.5
     assert "sequences of uneven length" in advice(result)
@@ -89,7 +89,7 @@ def test_slowness_that_moves_is_of_no_worker_or_stage() -> None:
 
 def test_gaps_are_distinguished_from_slow_computes() -> None:
     job = PipelineJob(pp_size=2, dp_size=3, num_microbatches=6, gaps=0.6)
-    result = analysed(job)
+    result = analyzed(job)
     assert result.launch_slowdown > 1.2
     assert result.slowdown == pytest.approx(1.0, abs=1e-6)
     assert result.launch_parts is not None

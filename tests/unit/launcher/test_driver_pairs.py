@@ -96,7 +96,7 @@ def whole_campaign(state: ClusterState, answer: Answer) -> tuple[PairCheck, list
         now += 1.0
 
 
-def test_every_host_meets_its_neighbours() -> None:
+def test_every_host_meets_its_neighbors() -> None:
     for count, turns in [(0, 0), (1, 0), (2, 1), (3, 3), (4, 2)]:
         check, commands = whole_campaign(cluster(*map(record, range(count))), good)
         assert len(commands) == turns, count
@@ -106,7 +106,7 @@ def test_every_host_meets_its_neighbours() -> None:
         assert len(met) == check.num_pairs == (count if count > 2 else max(0, count - 1)), count
 
 
-def test_neighbours_are_those_of_one_switch() -> None:
+def test_neighbors_are_those_of_one_switch() -> None:
     records = [record(0, "s2"), record(1, "s1"), record(2, "s2"), record(3, "s1")]
     _, commands = whole_campaign(cluster(*records), good)
     assert commands[0].hosts == ("host-1", "host-3", "host-0", "host-2")

@@ -237,8 +237,8 @@ def test_victims_alone_name_the_lost_host() -> None:
     assert (found.action, found.kind, found.culprit_hosts, found.cordoned) == (
         "evict", IncidentKind.HOST_LOST, ("b",), (),
     )  # fmt: skip
-    unlabelled = respond(replace(gone, failures=(failure(0, -6),)), (), POLICY, NOW)
-    assert unlabelled.kind is IncidentKind.HOST_LOST
+    unlabeled = respond(replace(gone, failures=(failure(0, -6),)), (), POLICY, NOW)
+    assert unlabeled.kind is IncidentKind.HOST_LOST
     assert respond(replace(gone, failures=(failure(0, 1, "data"),)), (), POLICY, NOW).label == "data"
     found = respond(replace(facts(*victims), suspects=("b",)), (), POLICY, NOW)
     assert (found.action, found.label, found.culprit_hosts) == ("restart", "network", ("b",))

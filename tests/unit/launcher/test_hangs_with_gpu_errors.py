@@ -1,4 +1,4 @@
-"""The effect of a GPU error in a kernel's log on the judgement of a hang, and the evicted host."""
+"""The effect of a GPU error in a kernel's log on the judgment of a hang, and the evicted host."""
 
 from __future__ import annotations
 

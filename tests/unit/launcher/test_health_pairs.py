@@ -73,7 +73,7 @@ def test_turns_of_pairs_around_the_ring() -> None:
 
 
 @given(st.integers(2, 60))
-def test_every_host_meets_both_neighbours_once(count: int) -> None:
+def test_every_host_meets_both_neighbors_once(count: int) -> None:
     hosts = hosts_of(count)
     met: dict[str, list[str]] = {host: [] for host in hosts}
     for turn in range(num_turns(count)):
@@ -84,8 +84,8 @@ def test_every_host_meets_both_neighbours_once(count: int) -> None:
         for host, partner in both.items():
             met[host].append(partner)
     for number, host in enumerate(hosts):
-        neighbours = {hosts[number - 1], hosts[(number + 1) % count]}
-        assert sorted(met[host]) == sorted(neighbours)
+        neighbors = {hosts[number - 1], hosts[(number + 1) % count]}
+        assert sorted(met[host]) == sorted(neighbors)
 
 
 def test_turn_or_host_that_does_not_exist_is_refused() -> None:

@@ -95,7 +95,7 @@ def test_wrong_values_are_named() -> None:
         (["--rdzv-backend=c10d"], "--rdzv-backend=c10d: hosts find each other through etcd"),
         (["--rdzv-conf=ttl=5"], "--rdzv-conf ttl: set recovery.lease_ttl_s"),
         (["--rdzv-conf=password=x"], "other users of the machine would see it; use password_file=FILE"),
-        (["--rdzv-conf=colour=red"], "--rdzv-conf colour is not known; use user, password_file"),
+        (["--rdzv-conf=color=red"], "--rdzv-conf color is not known; use user, password_file"),
         (["--rdzv-conf=user"], "--rdzv-conf user has no value"),
         (["--rdzv-conf=user=a", "--etcd-user=b"], "--rdzv-conf user=a and --etcd-user=b differ"),
     ]:

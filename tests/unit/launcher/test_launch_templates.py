@@ -216,7 +216,7 @@ def test_jobset_runs_on_and_may_cordon_named_nodes(tmp_path: Path) -> None:
         assert wrongs(_OTHERS[kind], one, kind) == []
     pod = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    # The API accepts one name per term, and a node that fulfils one of the terms.
+    # The API accepts one name per term, and a node that fulfills one of the terms.
     assert [one["matchFields"][0]["values"] for one in affinity["nodeSelectorTerms"]] == [[name] for name in NODES]
     (rule,) = found["ClusterRole"]["rules"]
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": list(NODES), "verbs": ["patch"]}

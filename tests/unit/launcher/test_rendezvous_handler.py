@@ -352,6 +352,6 @@ def test_wrong_password_is_an_error_that_does_not_show_it(tmp_path: Path, run_id
 
 
 def test_wrong_options_are_reported_when_the_handler_is_made(run_id: str) -> None:
-    parameters = RendezvousParameters("megatrain", "h:1", run_id, 1, 1, colour="blue")
-    with pytest.raises(ConfigError, match="--rdzv-conf colour: no such key"):
+    parameters = RendezvousParameters("megatrain", "h:1", run_id, 1, 1, color="blue")
+    with pytest.raises(ConfigError, match="--rdzv-conf color: no such key"):
         torchrun_handler()(parameters)

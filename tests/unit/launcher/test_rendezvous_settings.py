@@ -77,7 +77,7 @@ def problem_of(options: dict[str, object], run_id: str = "job") -> str:
 
 def test_a_wrong_option_is_named() -> None:
     for options, problem in [
-        ({"colour": "blue"}, r"--rdzv-conf colour: no such key; the keys are cacert, cert, join_timeout"),
+        ({"color": "blue"}, r"--rdzv-conf color: no such key; the keys are cacert, cert, join_timeout"),
         ({"password": SECRET}, r"--rdzv-conf password: other users can see command lines.*password_file=PATH"),
         ({"user": "bob"}, rf"user=bob without a password; add password_file=PATH or set {PASSWORD_VARIABLE}"),
         ({"password_file": "/nowhere"}, r"password_file=/nowhere without user"),
@@ -100,7 +100,7 @@ def test_id_that_is_not_unique_or_no_name_is_refused() -> None:
 
 def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        read({"ttl": "x", "colour": "blue"}, endpoint=" ", run_id="none")
+        read({"ttl": "x", "color": "blue"}, endpoint=" ", run_id="none")
     assert len(caught.value.problems) == 4
 
 

@@ -102,10 +102,10 @@ def standby() -> Iterator[StandbyClient]:
 
 
 @contextmanager
-def running_agent(standby: StandbyClient, directory: Path, behaviour: str, grace_s: float = 20.0) -> Iterator[Bench]:
-    """Run an agent of host-2 whose workers (ranks 2 and 3 of a round with two workers a host) do `behaviour`."""
+def running_agent(standby: StandbyClient, directory: Path, behavior: str, grace_s: float = 20.0) -> Iterator[Bench]:
+    """Run an agent of host-2 whose workers (ranks 2 and 3 of a round with two workers a host) do `behavior`."""
     module = f"agent_program_{directory.name}"
-    (directory / f"{module}.py").write_text(PROGRAM + behaviour)
+    (directory / f"{module}.py").write_text(PROGRAM + behavior)
     orders, recorder = ManualOrders(), ReportRecorder()
     with WorkerLogs(directory / "logs", tee="none") as logs:
         settings = AgentSettings("job-1", module, (), dict(os.environ), directory, grace_s)
@@ -172,9 +172,9 @@ def test_exception_is_reported_with_its_cause(standby: StandbyClient, tmp_path: 
     ],
 )
 def test_signal_is_reported_at_once(standby: StandbyClient, tmp_path: Path, fault: str, exit_code: int) -> None:
-    behaviour = f"(meet(), {fault}) if rank == 2 else serve()"
+    behavior = f"(meet(), {fault}) if rank == 2 else serve()"
     began_s = time.time()
-    with running_agent(standby, tmp_path, behaviour) as bench:
+    with running_agent(standby, tmp_path, behavior) as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.recorder.wait_for("stopped")
         (end,) = bench.recorder.ends
@@ -210,13 +210,13 @@ def test_consequence_alone_ends_the_round(standby: StandbyClient, tmp_path: Path
 
 
 def test_halt_kills_stopped_workers_and_ones_that_ignore_signals(standby: StandbyClient, tmp_path: Path) -> None:
-    behaviour = """
+    behavior = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
 Path(f"up-{number}-{rank}").touch()
 os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).pause()
 """
-    with running_agent(standby, tmp_path, behaviour) as bench:
+    with running_agent(standby, tmp_path, behavior) as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1)
@@ -237,8 +237,8 @@ def test_saving_halt_lets_workers_save(standby: StandbyClient, tmp_path: Path) -
 
 def test_saving_halt_has_an_end(standby: StandbyClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.2)
-    behaviour = "rank == 2 and signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserve()"
-    with running_agent(standby, tmp_path, behaviour, grace_s=0.1) as bench:
+    behavior = "rank == 2 and signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserve()"
+    with running_agent(standby, tmp_path, behavior, grace_s=0.1) as bench:
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
@@ -251,7 +251,7 @@ def test_saving_halt_lasts_for_the_published_stop_time(
 ) -> None:
     monkeypatch.setattr("megatrain_launcher.agent._GRACE_SLACK_S", 0.0)
     os.mkfifo(tmp_path / "go")
-    behaviour = """
+    behavior = """
 def save_late(*_):
     Path("saving").touch()
     open("go").read()
@@ -260,7 +260,7 @@ def save_late(*_):
 rank == 2 and signal.signal(signal.SIGTERM, save_late)
 serve()
 """
-    with running_agent(standby, tmp_path, behaviour, grace_s=0.0) as bench:
+    with running_agent(standby, tmp_path, behavior, grace_s=0.0) as bench:
         bench.orders.deadlines[1] = RoundDeadlines(1, stop_s=20.0)
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)

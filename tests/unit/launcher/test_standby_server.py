@@ -218,15 +218,15 @@ def test_ended_worker_is_a_zombie_until_its_group_is_killed(shared: Programs) ->
 
 
 def test_signal_reaches_a_worker_alone_and_kill_its_group(own: Programs) -> None:
-    signalled, first_fd = own.start(WITH_GRANDCHILD, rank=0, PATH=os.environ["PATH"])
+    signaled, first_fd = own.start(WITH_GRANDCHILD, rank=0, PATH=os.environ["PATH"])
     killed, second_fd = own.start(WITH_GRANDCHILD, rank=1, PATH=os.environ["PATH"])
     children = [list(map(int, read_line(read_fd).split())) for read_fd in (first_fd, second_fd)]
-    own.client.signal_workers([signalled, 1], signal.SIGTERM)
-    assert own.exit_of(signalled).exit_code == -signal.SIGTERM
+    own.client.signal_workers([signaled, 1], signal.SIGTERM)
+    assert own.exit_of(signaled).exit_code == -signal.SIGTERM
     assert all(is_running(inside) for inside, _ in children)
     own.client.kill_all()
     assert own.client.wait_gone(DEADLINE_S)
-    for pid in (signalled, killed, *(inside for inside, _ in children)):
+    for pid in (signaled, killed, *(inside for inside, _ in children)):
         assert process_stat(pid) is None  # the server collected the orphans
     for _, outside in children:
         assert is_running(outside)

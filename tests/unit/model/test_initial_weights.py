@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatrain.config.model import ModelConfig
-from megatrain.model import Transformer, initialise_
+from megatrain.model import Transformer, initialize_
 from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 GPT: dict[str, Any] = {
@@ -29,7 +29,7 @@ def drawn(model: dict[str, Any], seed: int = 1) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, parameter in Transformer(config).named_parameters():
         values = torch.full(parameter.shape, math.nan, dtype=torch.float64)
-        initialise_(values, name, config, seed, tuple(parameter.shape), (0,) * parameter.dim())
+        initialize_(values, name, config, seed, tuple(parameter.shape), (0,) * parameter.dim())
         found[name] = values
     return found
 

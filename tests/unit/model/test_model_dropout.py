@@ -62,7 +62,7 @@ def test_other_samples_and_seeds_have_other_masks() -> None:
 
 
 @pytest.mark.parametrize("block", ["serial", "parallel"])
-def test_mask_of_a_sample_does_not_depend_on_its_neighbours(block: str) -> None:
+def test_mask_of_a_sample_does_not_depend_on_its_neighbors(block: str) -> None:
     model = build(block=block)
     together = hidden(model, [5, 6, 7, 8])
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import num_parameters, parameter_sizes
 from megatrain.config.pictures import encoder_of
-from megatrain.model import ModelPart, PatchRows, TokenContext, Transformer, initialise_
+from megatrain.model import ModelPart, PatchRows, TokenContext, Transformer, initialize_
 from tests.helpers.drawn_parameters import draw_parameters
 
 B, S, P = 2, 12, 4
@@ -60,7 +60,7 @@ def as_transformers_vit(model: Transformer) -> Any:
         )
     ).double()
     weights = dict(ours.named_parameters())
-    # transformers' patch is [colour, row, column], ours [row, column, colour]
+    # transformers' patch is [color, row, column], ours [row, column, color]
     found = {
         "embeddings.patch_embedding.weight": weights["patch.weight"].unflatten(1, (3, 3, 3)).permute(0, 3, 1, 2),
         "embeddings.patch_embedding.bias": weights["patch.bias"],
@@ -91,7 +91,7 @@ def as_transformers_vit(model: Transformer) -> Any:
 
 def pixels_of(patches_PKC: Tensor) -> Tensor:
     """Return the pictures of these patches from -1 to 1, [B, 3, 6, 6]."""
-    rows = patches_PKC.double().permute(1, 0, 2).reshape(B, 2, 2, 3, 3, 3)  # patch row and column, row, column, colour
+    rows = patches_PKC.double().permute(1, 0, 2).reshape(B, 2, 2, 3, 3, 3)  # patch row and column, row, column, color
     return rows.permute(0, 5, 1, 3, 2, 4).reshape(B, 3, 6, 6) / 127.5 - 1.0
 
 
@@ -208,7 +208,7 @@ def test_picture_parameters_have_names_sizes_and_values() -> None:
     shapes = {name: parameter.shape for name, parameter in Transformer(config).named_parameters()}
     drawn = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
     for name, values in drawn.items():
-        initialise_(values, name, config, 1, values.shape, (0,) * values.dim())
+        initialize_(values, name, config, 1, values.shape, (0,) * values.dim())
 
     assert {name: shape.numel() for name, shape in shapes.items()} == parameter_sizes(config)
     assert num_parameters(config) == sum(parameter_sizes(config).values())

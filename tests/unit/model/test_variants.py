@@ -19,7 +19,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import Layout
 from megatrain.hf.families import family_for_export
 from megatrain.model import TokenContext, Transformer
-from megatrain.model.initial import initialise_
+from megatrain.model.initial import initialize_
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
 from tests.helpers.drawn_parameters import draw_parameters
@@ -87,7 +87,7 @@ def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None
     for name, parameter in Transformer(model).named_parameters():
         leaf = name.rpartition(".")[2]
         if leaf in ("slope", "offset", "alpha", "sink", "temper"):
-            initialise_(parameter.data, name, model, 0, parameter.shape, (0,) * parameter.dim())
+            initialize_(parameter.data, name, model, 0, parameter.shape, (0,) * parameter.dim())
             found[leaf] = tuple(parameter.shape), parameter.unique().tolist()
     ffn = model.resolved_ffn_size
     assert found == {

@@ -48,7 +48,7 @@ def test_boxes_are_the_elements_of_the_range(case: tuple[tuple[int, ...], int, i
 
 @settings(max_examples=50)
 @given(ranges())
-def test_no_two_neighbouring_boxes_could_be_one(case: tuple[tuple[int, ...], int, int]) -> None:
+def test_no_two_neighboring_boxes_could_be_one(case: tuple[tuple[int, ...], int, int]) -> None:
     """At no start of a box does a longer axis-aligned box of the range start."""
     shape, start, stop = case
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

@@ -159,7 +159,7 @@ def rows(number: int = 9) -> Tensor:
     return torch.randn(16, 8, generator=torch.Generator().manual_seed(number))
 
 
-def test_copies_run_beside_neighbouring_blocks_where_useful() -> None:
+def test_copies_run_beside_neighboring_blocks_where_useful() -> None:
     chunk = Chunk(4, 2)
     out = chunk(rows() * 1)
     assert [one for one, _ in chunk.copies.story] == ["leave", "leave"]

@@ -1,4 +1,4 @@
-"""One stage of a pipeline between simulated neighbours: what it sends, when it frees it, and what it keeps.
+"""One stage of a pipeline between simulated neighbors: what it sends, when it frees it, and what it keeps.
 
 The stage's model is one scaled tensor, and its links and buckets only record calls: the test is about order and memory.
 """

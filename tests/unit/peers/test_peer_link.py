@@ -124,7 +124,7 @@ def test_server_without_the_secret_is_refused() -> None:
         assert len(theirs.recv(4096)) == 64
 
 
-def test_other_program_on_the_port_is_recognised() -> None:
+def test_other_program_on_the_port_is_recognized() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")

@@ -21,7 +21,7 @@ from tests.helpers.source_tree import ROOT
 
 CONFIG = ROOT / "configs" / "megascale_175b.toml"
 STANDING = ["parameters", "gradients", "optimizer", "inputs"]
-PASSING = ["activations", "working", "messages", "travelling"]
+PASSING = ["activations", "working", "messages", "traveling"]
 # In a separate process: a process has one world group at a time, and this one has 12,288 ranks.
 SCRIPT = """
 import json, sys

@@ -63,7 +63,7 @@ def test_update_is_the_fullest_moment_with_few_activations() -> None:
     plan = plan_run(config_with(**few, optimizer__name="muon"))
     memory = plan.stages[0].memory
 
-    assert (memory.moment, memory.activations, memory.travelling) == ("update", 0, 0)
+    assert (memory.moment, memory.activations, memory.traveling) == ("update", 0, 0)
     # at least the momentum of all hidden weights, in fp32
     assert memory.working >= 4 * 2 * block_weights(config_with(**few).model)
 

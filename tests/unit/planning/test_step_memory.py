@@ -89,24 +89,24 @@ def test_backward_works_on_top_of_what_it_keeps() -> None:
 
 def test_zero_2_holds_whole_gradients_until_they_are_reduced() -> None:
     chunk = ChunkMemory(
-        footprint(KEPT, KEPT, KEPT), whole_gradients=400, travelling=400, exchanged=0, summed=0, copied=0
+        footprint(KEPT, KEPT, KEPT), whole_gradients=400, traveling=400, exchanged=0, summed=0, copied=0
     )
 
-    assert walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=1).travelling == 0
+    assert walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=1).traveling == 0
     moment = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
-    assert (moment.travelling, moment.what) == (400, "backward of chunk 0")
+    assert (moment.traveling, moment.what) == (400, "backward of chunk 0")
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_received_gradients_are_held_for_one_chunk_at_a_time(overlap: bool) -> None:
-    chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, travelling=400, exchanged=50, summed=0, copied=0)
+    chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, traveling=400, exchanged=50, summed=0, copied=0)
     moment = walked("interleaved", 1, 2, 0, chunk, parallel__overlap=overlap)
 
-    assert moment.travelling == (2 * 400 + 50 if overlap else 400 + 50)
+    assert moment.traveling == (2 * 400 + 50 if overlap else 400 + 50)
 
 
 def test_copy_in_another_dtype_is_held_briefly() -> None:
-    chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, travelling=200, exchanged=0, summed=70, copied=200)
+    chunk = ChunkMemory(footprint(0, 0, 0), whole_gradients=400, traveling=200, exchanged=0, summed=70, copied=200)
     moment = walked("1f1b", 1, 1, 0, chunk, parallel__zero_stage=2)
 
     assert (moment.total, moment.what) == (600, "reduction of chunk 0")
@@ -122,13 +122,13 @@ def test_each_bucket_is_exchanged_among_its_own_replicas() -> None:
             (chunk,) = plan_stage(config, mesh)
             buckets[dp_size] = chunk.buckets[0]
 
-    def travelling(*dp_sizes: int) -> int:
+    def traveling(*dp_sizes: int) -> int:
         empty = MeasuredChunk(footprint(0, 0, 0), 0, 2)
         planned = replace(chunk, buckets=tuple(buckets[size] for size in dp_sizes), measured=empty)
-        return estimate_memory(config, Layout(dp_size=2), 0, [planned]).travelling
+        return estimate_memory(config, Layout(dp_size=2), 0, [planned]).traveling
 
-    assert travelling(1) == 0
-    assert travelling(1, 2) == travelling(2, 1) == travelling(2) > 0
+    assert traveling(1) == 0
+    assert traveling(1, 2) == traveling(2, 1) == traveling(2) > 0
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_normal_draws_have_the_asked_deviation() -> None:
     assert abs(out.std().item() / 0.02 - 1) < 4 / math.sqrt(2 * out.numel())
 
 
-def test_neighbours_are_not_correlated() -> None:
+def test_neighbors_are_not_correlated() -> None:
     x = normals("a")
     for lag in (1, 2, 3, 16, 64, 768, 1024, 4096):
         error = 1 / math.sqrt(NUM - lag)

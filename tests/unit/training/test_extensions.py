@@ -95,10 +95,10 @@ def test_path_tables_and_configuration_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_all_problems_of_tables_are_reported_together() -> None:
-    tables = {"model": {"hidden_size": "wide", "colour": 1}, "train": {"steps": -1}, "modle": {}}
+    tables = {"model": {"hidden_size": "wide", "color": 1}, "train": {"steps": -1}, "modle": {}}
     with pytest.raises(ConfigError) as caught:
         _ = megatrain.Trainer(tables, ["--optimizer.lr=0"]).config
-    for message in ('model.hidden_size="wide" must be an integer', "model.colour=1 is not a known key", "[modle]",
+    for message in ('model.hidden_size="wide" must be an integer', "model.color=1 is not a known key", "[modle]",
                   "<= 2147483647 (given by the program)", "(--optimizer.lr on the command line)",
                   "model.vocab_size is missing and has no default; add vocab_size = N under [model]\n"):  # fmt: skip
         assert message in str(caught.value)

@@ -129,6 +129,6 @@ def test_answers_are_compared_with_chance_for_each_question() -> None:
     found = answers_of(np.array([[1, 5, 9], [2, 5, 9]]), np.array([[1, 5, 10], [1, 5, 9]]))
 
     assert found == Answers(
-        {"number": 0.5, "colour": 1.0, "shape": 0.5}, {"number": 1 / 4, "colour": 1 / 4, "shape": 1 / 3}
+        {"number": 0.5, "color": 1.0, "shape": 0.5}, {"number": 1 / 4, "color": 1 / 4, "shape": 1 / 3}
     )
     assert found.least_margin == pytest.approx(0.5 - 1 / 3)

@@ -101,11 +101,11 @@ def test_a_free_worker_stops_by_itself(number: signal.Signals) -> None:
 def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
     with worker("get_stuck()", grace_s=0.3) as stuck:
         assert stuck.line() == "stuck"
-        signalled = time.monotonic()
+        signaled = time.monotonic()
         os.kill(stuck.pid, signal.SIGTERM)
         status, errors = stuck.end()
 
-        assert time.monotonic() - signalled >= 0.3
+        assert time.monotonic() - signaled >= 0.3
         assert status == -signal.SIGKILL
         assert errors == (
             f"megatrain: rank 11 (process {stuck.pid}) got SIGTERM, but did not finish its step within "
@@ -131,10 +131,10 @@ get_stuck()
 """
     with worker(body, grace_s=0.1) as stuck:
         assert stuck.line() == "stuck"
-        signalled = time.monotonic()
+        signaled = time.monotonic()
         os.kill(stuck.pid, signal.SIGTERM)
         status, errors = stuck.end()
-        assert time.monotonic() - signalled >= 0.6
+        assert time.monotonic() - signaled >= 0.6
     assert status == -signal.SIGKILL
     assert "within 0.6 s (runtime.save_grace_s=0.1; a step longer than two thirds of it gets twice its time)" in errors
 

@@ -109,7 +109,7 @@ def router(parts: DashboardParts) -> APIRouter:
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
-        """Return the heat map. `low` and `high` fix the colour scale, to continue a picture with new steps."""
+        """Return the heat map. `low` and `high` fix the color scale, to continue a picture with new steps."""
         ends = _ends(low, high)
         key = ("heat", queries.version(), *_values(choice), queries.window_of(choice), scale, by, sort, ends)
 
@@ -168,7 +168,7 @@ def _values(choice: CellChoice) -> tuple[object, ...]:
 
 
 def _ends(low: float | None, high: float | None) -> Ends | None:
-    """Return the requested ends of the colour scale. Raises: RefusalError."""
+    """Return the requested ends of the color scale. Raises: RefusalError."""
     if low is None and high is None:
         return None
     if low is None or high is None:

@@ -35,7 +35,7 @@ from megatrain_diagnostics.analysis.heat_scale import (
     PeerValues,
     Scale,
     codes,
-    colour_range,
+    color_range,
     peer_values,
     pooled,
     scaled,
@@ -51,7 +51,7 @@ _RISKY_FIRST = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The ends of the colour scale, where a request continues an earlier picture."""
+    """The ends of the color scale, where a request continues an earlier picture."""
 
     low: float
     high: float
@@ -92,7 +92,7 @@ class HeatCells:
         return scaled(self.values, self.against, Scale.Z, self.subject.least_spread)
 
     def shown(self, scale: Scale) -> Floats:
-        """Return the values that colours stand for. Shapes: [steps, ranks]."""
+        """Return the values that colors stand for. Shapes: [steps, ranks]."""
         if scale is Scale.ABSOLUTE:
             return self.values
         return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.subject.least_spread)
@@ -107,7 +107,7 @@ def heat_picture(cells: HeatCells, scale: Scale, by: By, order: str, max_cells: 
     shown = pooled(shown, per_row, axis=1)
     per_column = max(1, -(-shown.size // max(max_cells, shown.shape[1])))
     shown = pooled(shown, per_column, axis=0)
-    found = colour_range(shown, scale)
+    found = color_range(shown, scale)
     low, high = (found.low, found.high) if ends is None else (ends.low, ends.high)
     fields: dict[str, Any] = {
         "round": cells.roster.round,
@@ -145,7 +145,7 @@ def heat_picture(cells: HeatCells, scale: Scale, by: By, order: str, max_cells: 
 def heat_cell(cells: HeatCells, scale: Scale, by: By, rank: int, step: int, num_steps: int = 1) -> HeatCellDocument:
     """Return the exact value of one cell, which may stand for several steps or ranks.
 
-    The value is from the step and rank with the greatest value on `scale`, which gives the cell its colour.
+    The value is from the step and rank with the greatest value on `scale`, which gives the cell its color.
     """
     ranks = np.array([rank])
     if by is By.HOST:

@@ -42,15 +42,15 @@ class Lines:
 
 
 def default_ranks(layout: Layout, around: int | None = None) -> tuple[int, ...]:
-    """Return the ranks that are drawn by default: all of a small job, else the pipeline of a rank and its neighbours.
+    """Return the ranks that are drawn by default: all of a small job, else the pipeline of a rank and its neighbors.
 
     The pipeline has priority, since its ranks wait for one another; then come the ranks of its tensor-parallel groups.
     """
     if layout.world_size <= MAX_DEFAULT_RANKS:
         return tuple(range(layout.world_size))
-    centre = 0 if around is None else around
-    chosen = list(dict.fromkeys([centre, *layout.ranks_along(centre, STAGES)]))[:MAX_DEFAULT_RANKS]
-    for rank in layout.ranks_along(centre, STAGES):
+    center = 0 if around is None else around
+    chosen = list(dict.fromkeys([center, *layout.ranks_along(center, STAGES)]))[:MAX_DEFAULT_RANKS]
+    for rank in layout.ranks_along(center, STAGES):
         group = [member for member in layout.ranks_along(rank, "tp") if member not in chosen]
         if len(chosen) + len(group) <= MAX_DEFAULT_RANKS:
             chosen += group

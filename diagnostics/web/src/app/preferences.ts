@@ -43,7 +43,7 @@ effect(() => store(CLOCK_KEY, clock.value));
 export const chartAxis = signal<"step" | "time">(stored(AXIS_KEY) === "time" ? "time" : "step");
 effect(() => store(AXIS_KEY, chartAxis.value));
 
-/** Return the value of a design token in the current theme, such as a colour for a canvas. */
+/** Return the value of a design token in the current theme, such as a color for a canvas. */
 export function token(name: string): string {
   // reading the signal makes the caller depend on the theme
   void shownTheme.value;

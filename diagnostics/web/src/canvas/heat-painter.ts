@@ -1,7 +1,7 @@
 // Draws the heat map: cells, labels of groups and rows at the left, steps below, and a bar at the right of rows with missing
 // values. The cursor has a separate canvas, so that moving it does not redraw the cells.
 
-import { packed, type Triple } from "./colours.ts";
+import { packed, type Triple } from "./colors.ts";
 import { heatPixels, poolHeat, showing, type HeatPicture, type HeatWindow } from "./heat-picture.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";

@@ -132,7 +132,7 @@ export function poolHeat(picture: HeatPicture, window: HeatWindow, height: numbe
   return { levels, hasGaps, width: places, height: lines };
 }
 
-/** Return the pixels of pooled levels; cells without a value are a checkerboard of two colours. */
+/** Return the pixels of pooled levels; cells without a value are a checkerboard of two colors. */
 export function heatPixels(pooled: Pooled, table: Uint32Array, nothing: number, weave: number): Uint32Array {
   const { levels, width, height } = pooled;
   const pixels = new Uint32Array(width * height);

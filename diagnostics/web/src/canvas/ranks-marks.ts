@@ -1,7 +1,7 @@
 // Drawn on top of the grid's cells: outlines of peers, wait-for arrows, marks of suspects, the cursor.
 
-import { cssOf, type Theme, type Triple } from "./colours.ts";
-import { BEHIND, centreOf, hasCards, OUTLIER, SILENT, SUSPECT, type RanksPicture, type GridView } from "./ranks-picture.ts";
+import { cssOf, type Theme, type Triple } from "./colors.ts";
+import { BEHIND, centerOf, hasCards, OUTLIER, SILENT, SUSPECT, type RanksPicture, type GridView } from "./ranks-picture.ts";
 import { cutText } from "./text.ts";
 
 const MOST_MARKS = 60;
@@ -23,7 +23,7 @@ export interface RanksStyle {
 
 export interface RanksScene {
   picture: RanksPicture;
-  colours: readonly Triple[];
+  colors: readonly Triple[];
   image: HTMLCanvasElement;
   hasArrows: boolean;
   cursor: number;
@@ -37,7 +37,7 @@ export function paintPeers(context: CanvasRenderingContext2D, scene: RanksScene,
   const height = Math.max(2, view.line - 1);
   context.beginPath();
   for (const rank of scene.peers) {
-    const { x, y } = centreOf(scene.picture.shape, view, rank);
+    const { x, y } = centerOf(scene.picture.shape, view, rank);
     context.rect(x - width / 2, y - height / 2, width, height);
   }
   context.stroke();
@@ -47,8 +47,8 @@ export function paintArrows(context: CanvasRenderingContext2D, scene: RanksScene
   const { picture } = scene;
   const count = picture.arrowKind.length;
   for (let arrow = 0; arrow < count; arrow += 1) {
-    const from = centreOf(picture.shape, view, picture.arrows[2 * arrow] ?? 0);
-    const to = centreOf(picture.shape, view, picture.arrows[2 * arrow + 1] ?? 0);
+    const from = centerOf(picture.shape, view, picture.arrows[2 * arrow] ?? 0);
+    const to = centerOf(picture.shape, view, picture.arrows[2 * arrow + 1] ?? 0);
     const kind = picture.arrowKinds[picture.arrowKind[arrow] ?? 0];
     const isSuspect = kind === "suspect" || kind === "silent";
     context.strokeStyle = isSuspect ? style.bad : style.inkSoft;
@@ -125,7 +125,7 @@ export function paintMarks(
   const isCard = hasCards(view);
   const named: { x: number; y: number }[] = [];
   for (const rank of markedRanks(picture)) {
-    const { x: middle, y } = centreOf(picture.shape, view, rank);
+    const { x: middle, y } = centerOf(picture.shape, view, rank);
     const x = isCard ? middle + view.cell / 2 - MOST_RADIUS_PX - 6 : middle; // beside the text
     if (x < 0 || x > width || y < 0 || y > height) {
       continue;
@@ -194,7 +194,7 @@ export function paintRanksCursor(context: CanvasRenderingContext2D, scene: Ranks
   if (scene.cursor < 0 || scene.cursor >= scene.picture.numRanks) {
     return;
   }
-  const { x, y } = centreOf(scene.picture.shape, view, scene.cursor);
+  const { x, y } = centerOf(scene.picture.shape, view, scene.cursor);
   const width = Math.max(9, view.cell + 2);
   const height = Math.max(9, view.line + 2);
   context.lineWidth = 4;

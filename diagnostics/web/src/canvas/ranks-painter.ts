@@ -1,7 +1,7 @@
 // Draws the grid: an image of one pixel per rank, scaled to cells, then letters and marks. Suspects are marked with a shape and
-// a name at any zoom; the colour is redundant.
+// a name at any zoom; the color is redundant.
 
-import { againstPeers, cssOf, inkOn, operationColour, packed, sequential, type Theme, type Triple } from "./colours.ts";
+import { againstPeers, cssOf, inkOn, operationColor, packed, sequential, type Theme, type Triple } from "./colors.ts";
 import { paintArrows, paintRanksCursor, paintMarks, paintPeers, type RanksScene, type RanksStyle } from "./ranks-marks.ts";
 import {
   hasCards, leftOf, placeOfRank, rankOfPlace, UNKNOWN, type RanksPicture, type GridShape, type GridView,
@@ -9,7 +9,7 @@ import {
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 
-export type RanksColour = "state" | "step" | "operation" | "score";
+export type RanksColor = "state" | "step" | "operation" | "score";
 
 export const RANKS_TOP = 24;
 export const RANKS_LEFT = 54;
@@ -20,38 +20,38 @@ const NUMBERED_PX = 60;
 const NUMBER_TOP_PX = 12;
 /** Smaller cells of at least this width show the number before the letter. */
 const NUMBERED_WIDE_PX = 48;
-/** Scores of this value and more have the last colour. */
+/** Scores of this value and more have the last color. */
 const TOP_SCORE = 6;
 
-const STATE_COLOURS: Record<Theme, readonly Triple[]> = {
+const STATE_COLORS: Record<Theme, readonly Triple[]> = {
   light: [[226, 226, 222], [183, 203, 232], [236, 200, 120], [201, 184, 222], [120, 124, 130], [224, 140, 70], [190, 40, 34]],
   dark: [[44, 46, 51], [54, 86, 132], [150, 112, 34], [96, 78, 128], [150, 155, 162], [206, 120, 48], [255, 120, 110]],
 };
 
-/** Return the colour of a state, given its number. */
-export function stateColour(state: number, theme: Theme): Triple {
-  return STATE_COLOURS[theme][state] ?? [128, 128, 128];
+/** Return the color of a state, given its number. */
+export function stateColor(state: number, theme: Theme): Triple {
+  return STATE_COLORS[theme][state] ?? [128, 128, 128];
 }
 
-/** Return the colour of each rank. */
-export function rankColours(picture: RanksPicture, by: RanksColour, theme: Theme): Triple[] {
+/** Return the color of each rank. */
+export function rankColors(picture: RanksPicture, by: RanksColor, theme: Theme): Triple[] {
   const least = by === "step" ? leastStep(picture) : 0;
   const width = Math.max(1, picture.newestStep - least);
-  const unknown = stateColour(UNKNOWN, theme);
+  const unknown = stateColor(UNKNOWN, theme);
   return Array.from({ length: picture.numRanks }, (_, rank) => {
     if (by === "operation") {
       const name = picture.operations[String(picture.operation[rank])];
-      return name === undefined ? unknown : operationColour(name, theme);
+      return name === undefined ? unknown : operationColor(name, theme);
     }
     if (by === "step") {
       const step = picture.step[rank] ?? -1;
-      return step < 0 ? unknown : rangeColour(by, (step - least) / width, theme);
+      return step < 0 ? unknown : rangeColor(by, (step - least) / width, theme);
     }
     if (by === "score") {
       const score = picture.score[rank] ?? Number.NaN;
-      return Number.isNaN(score) ? unknown : rangeColour(by, Math.max(0, score) / TOP_SCORE, theme);
+      return Number.isNaN(score) ? unknown : rangeColor(by, Math.max(0, score) / TOP_SCORE, theme);
     }
-    return stateColour(picture.state[rank] ?? UNKNOWN, theme);
+    return stateColor(picture.state[rank] ?? UNKNOWN, theme);
   });
 }
 
@@ -66,27 +66,27 @@ export function leastStep(picture: RanksPicture): number {
   return least;
 }
 
-/** Return the colour at a position (0 to 1) of the range of steps or scores. */
-function rangeColour(by: "step" | "score", part: number, theme: Theme): Triple {
+/** Return the color at a position (0 to 1) of the range of steps or scores. */
+function rangeColor(by: "step" | "score", part: number, theme: Theme): Triple {
   return by === "step" ? sequential(part) : againstPeers(part, theme);
 }
 
-/** Return the least, middle and greatest value of the range of steps or scores with their colours, for the legend. */
+/** Return the least, middle and greatest value of the range of steps or scores with their colors, for the legend. */
 export function rangeStops(
   picture: RanksPicture, by: "step" | "score", theme: Theme,
-): { value: number; colour: Triple }[] {
+): { value: number; color: Triple }[] {
   const [least, most] = by === "step" ? [leastStep(picture), picture.newestStep] : [0, TOP_SCORE];
   const parts = most > least ? [0, 0.5, 1] : [0];
-  return parts.map((part) => ({ value: least + (most - least) * part, colour: rangeColour(by, part, theme) }));
+  return parts.map((part) => ({ value: least + (most - least) * part, color: rangeColor(by, part, theme) }));
 }
 
 /** Return the grid as an image of one pixel per rank, with the stages side by side. */
-export function ranksImage(shape: GridShape, colours: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
+export function ranksImage(shape: GridShape, colors: readonly Triple[]): { pixels: Uint32Array; width: number; height: number } {
   const width = shape.stages * shape.inner;
   const pixels = new Uint32Array(width * shape.replicas);
-  colours.forEach((colour, rank) => {
+  colors.forEach((color, rank) => {
     const place = placeOfRank(shape, rank);
-    pixels[place.replica * width + place.stage * shape.inner + place.inner] = packed(colour);
+    pixels[place.replica * width + place.stage * shape.inner + place.inner] = packed(color);
   });
   return { pixels, width, height: shape.replicas };
 }
@@ -190,7 +190,7 @@ function paintLetters(
   let drawn = 0;
   eachInSight(picture.shape, view, width, height, (rank, x, y) => {
     const letter = picture.states[picture.state[rank] ?? 0]?.letter ?? "";
-    context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
+    context.fillStyle = cssOf(inkOn(scene.colors[rank] ?? [128, 128, 128]));
     const text = isWide ? `${rank} ${letter}`.trim() : letter;
     context.fillText(text, x + view.cell / 2, y + view.line / 2);
     if (hasNumbers) {
@@ -221,7 +221,7 @@ function paintCards(
   const above = Math.min(CARD_PAD_PX, (view.line - most * high) / 2);
   let drawn = 0;
   eachInSight(picture.shape, view, width, height, (rank, x, y) => {
-    context.fillStyle = cssOf(inkOn(scene.colours[rank] ?? [128, 128, 128]));
+    context.fillStyle = cssOf(inkOn(scene.colors[rank] ?? [128, 128, 128]));
     const lines = cardLines(picture, rank);
     const shown = most === 1 ? [lines.slice(0, MOST_IN_A_LINE).join(", ")] : lines.slice(0, most);
     shown.forEach((text, line) => {

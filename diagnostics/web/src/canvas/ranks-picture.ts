@@ -152,8 +152,8 @@ export function rankAt(shape: GridShape, view: GridView, x: number, y: number): 
   return rankOfPlace(shape, { stage, replica, inner });
 }
 
-/** Return the centre of a rank's cell. */
-export function centreOf(shape: GridShape, view: GridView, rank: number): { x: number; y: number } {
+/** Return the center of a rank's cell. */
+export function centerOf(shape: GridShape, view: GridView, rank: number): { x: number; y: number } {
   const place = placeOfRank(shape, rank);
   return { x: leftOf(shape, view, place) + 0.5 * view.cell, y: view.y + (place.replica + 0.5) * view.line };
 }

@@ -1,6 +1,6 @@
 // Drawn on top of the slices: names, the outline of the critical path, arrows from send to receive, the cursor.
 
-import { cssOf, inkOn } from "./colours.ts";
+import { cssOf, inkOn } from "./colors.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
@@ -19,7 +19,7 @@ export const SHORT_NAMES: Readonly<Record<string, string>> = {
 export function paintLabels(
   context: CanvasRenderingContext2D, scene: TimelineScene, wide: Wide[], scroll: number, size: Size, style: TimelineStyle,
 ): number {
-  const { picture, placement, colours } = scene;
+  const { picture, placement, colors } = scene;
   context.font = style.font;
   context.textBaseline = "middle";
   context.textAlign = "left";
@@ -33,9 +33,9 @@ export function paintLabels(
       continue;
     }
     const number = Math.min(picture.operation[one.slice] ?? 0, 127);
-    const isPale = colours.pale[one.slice] === 1;
-    const colour = colours.triples[number] ?? [128, 128, 128];
-    context.fillStyle = isPale ? style.inkFaint : cssOf(inkOn(colour));
+    const isPale = colors.pale[one.slice] === 1;
+    const color = colors.triples[number] ?? [128, 128, 128];
+    context.fillStyle = isPale ? style.inkFaint : cssOf(inkOn(color));
     const micro = picture.microbatch[one.slice] ?? -1;
     const name = operationName(picture, one.slice);
     const room = (one.right - one.left) / size.ratio - 8;

@@ -1,7 +1,7 @@
 // Draws the timeline. Panning redraws everything in each frame, so all work is bounded by what is visible: rows of pixels for
 // the slices, then a few hundred labels, outlines and arrows.
 
-import { cssOf } from "./colours.ts";
+import { cssOf } from "./colors.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 import { ticksBetween, timeTick } from "./ticks.ts";
@@ -53,7 +53,7 @@ function paintStrips(
   context: CanvasRenderingContext2D, scratch: TimelineScratch, scene: TimelineScene, shown: PlacedLine[], span: Span,
   scroll: number, size: Size, wide: Wide[],
 ): number {
-  const { picture, ideal, colours } = scene;
+  const { picture, ideal, colors } = scene;
   const own = scratch.canvas.getContext("2d");
   if (own === null || shown.length === 0 || span.width < 1) {
     return 0;
@@ -65,7 +65,7 @@ function paintStrips(
   }
   const pixels = new Uint32Array(scratch.image.data.buffer);
   const weights = new Uint8Array(span.width);
-  const real: StripSource = { begin: picture.begin, length: picture.length, weight: colours.weight, colour: colours.colour };
+  const real: StripSource = { begin: picture.begin, length: picture.length, weight: colors.weight, color: colors.color };
   const ghost: StripSource | null = ideal === null ? null : { ...real, begin: ideal.begin, length: ideal.length };
   let seen = 0;
   shown.forEach((placed, place) => {
@@ -74,12 +74,12 @@ function paintStrips(
     const last = picture.lineFirst[placed.line + 1] ?? first;
     if (placed.isIdeal) {
       if (ghost !== null) {
-        drawStrip(picture, ghost, first, last, span, row, weights, colours.ideals, colours.edges, Infinity, []);
+        drawStrip(picture, ghost, first, last, span, row, weights, colors.ideals, colors.edges, Infinity, []);
       }
       return;
     }
     const label = LABEL_FROM_PX * size.ratio;
-    seen += drawStrip(picture, real, first, last, span, row, weights, colours.pixels, colours.edges, label, wide);
+    seen += drawStrip(picture, real, first, last, span, row, weights, colors.pixels, colors.edges, label, wide);
   });
   own.putImageData(scratch.image, 0, 0, 0, 0, span.width, shown.length);
   context.imageSmoothingEnabled = false;
@@ -137,8 +137,8 @@ function paintGrid(
   fillLine(context, 0, TIMELINE_TOP - 1, size.width, 1, style.lineStrong);
 }
 
-function fillLine(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number, colour: string): void {
-  context.fillStyle = colour;
+function fillLine(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number, color: string): void {
+  context.fillStyle = color;
   context.fillRect(Math.round(x), Math.round(y), width, height);
 }
 

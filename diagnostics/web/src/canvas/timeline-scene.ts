@@ -1,7 +1,7 @@
-// The input of drawing: the picture, its lines, a style, and the colours of the slices. It is computed when a selection changes,
+// The input of drawing: the picture, its lines, a style, and the colors of the slices. It is computed when a selection changes,
 // not in each frame.
 
-import { mixed, operationColour, packed, type Theme, type Triple } from "./colours.ts";
+import { mixed, operationColor, packed, type Theme, type Triple } from "./colors.ts";
 import { HAS_FAILED, type IdealPicture, type Placement, type TimelinePicture } from "./timeline-picture.ts";
 
 export const TIMELINE_FONT_PX = 12;
@@ -19,9 +19,9 @@ export interface TimelineStyle {
 }
 
 /** The appearance of each slice. */
-export interface TimelineColours {
+export interface TimelineColors {
   /** By slice, an index into `pixels`: the operation's number, plus 128 if the slice is pale. */
-  colour: Uint8Array;
+  color: Uint8Array;
   pale: Uint8Array;
   weight: Uint8Array;
   pixels: Uint32Array;
@@ -37,17 +37,17 @@ const WEIGHT_BY_LANE: Record<string, number> = {
 const WEIGHT_FAILED = 9;
 const WEIGHT_CHOSEN = 12;
 
-/** Return the colours of all slices; slices outside of `chosen` (a search, or the critical path) are pale. */
-export function timelineColours(
+/** Return the colors of all slices; slices outside of `chosen` (a search, or the critical path) are pale. */
+export function timelineColors(
   picture: TimelinePicture, chosen: Uint8Array | null, style: Pick<TimelineStyle, "theme" | "background">,
-): TimelineColours {
+): TimelineColors {
   const triples = Array.from({ length: 128 }, (_, number) =>
-    operationColour(picture.operations[String(number)] ?? "", style.theme),
+    operationColor(picture.operations[String(number)] ?? "", style.theme),
   );
   const darker: Triple = style.theme === "dark" ? [0, 0, 0] : [20, 22, 28];
-  const table = (change: (colour: Triple) => Triple): Uint32Array => Uint32Array.from(triples, (one) => packed(change(one)));
+  const table = (change: (color: Triple) => Triple): Uint32Array => Uint32Array.from(triples, (one) => packed(change(one)));
   const pale = new Uint8Array(picture.numSlices);
-  const colour = new Uint8Array(picture.numSlices);
+  const color = new Uint8Array(picture.numSlices);
   const weight = new Uint8Array(picture.numSlices);
   for (let line = 0; line < picture.lineTrack.length; line += 1) {
     const lane = picture.lanes[picture.trackLane[picture.lineTrack[line] ?? 0] ?? 0] ?? "";
@@ -56,8 +56,8 @@ export function timelineColours(
     for (let slice = picture.lineFirst[line] ?? 0; slice < last; slice += 1) {
       const isPale = chosen !== null && chosen[slice] === 0;
       const hasFailed = ((picture.flags[slice] as number) & HAS_FAILED) !== 0;
-      // the upper half of the colour table holds the pale colours
-      colour[slice] = Math.min(picture.operation[slice] as number, 127) + (isPale ? 128 : 0);
+      // the upper half of the color table holds the pale colors
+      color[slice] = Math.min(picture.operation[slice] as number, 127) + (isPale ? 128 : 0);
       pale[slice] = isPale ? 1 : 0;
       weight[slice] = isPale ? WEIGHT_PALE : hasFailed ? WEIGHT_FAILED : chosen === null ? laneWeight : WEIGHT_CHOSEN;
     }
@@ -67,7 +67,7 @@ export function timelineColours(
   const palePixels = table((one) => mixed(one, style.background, 0.78));
   const paleEdges = table((one) => mixed(one, style.background, 0.66));
   return {
-    colour,
+    color,
     pale,
     weight,
     pixels: joined(plain, palePixels),
@@ -88,7 +88,7 @@ export interface TimelineScene {
   picture: TimelinePicture;
   ideal: IdealPicture | null;
   placement: Placement;
-  colours: TimelineColours;
+  colors: TimelineColors;
   /** 1 for each slice on the critical path; null if the path is not shown. */
   critical: Uint8Array | null;
   hasFlows: boolean;

@@ -1,7 +1,7 @@
 // Draws a line of slices as one row of pixels, which is then stretched to the height of the line. This makes panning cheap: a
 // hundred thousand slices become a few hundred rows of numbers, whatever the height of the screen.
 //
-// Of slices that share a pixel, the one with the greatest weight is drawn; colours are never mixed.
+// Of slices that share a pixel, the one with the greatest weight is drawn; colors are never mixed.
 
 import { firstEndingAfter, type TimelinePicture } from "./timeline-picture.ts";
 
@@ -12,14 +12,14 @@ export interface Span {
   width: number;
 }
 
-/** Times and colours of slices: the measured ones, or their ideals. */
+/** Times and colors of slices: the measured ones, or their ideals. */
 export interface StripSource {
   begin: Float64Array;
   length: Float64Array;
   /** By slice: of several slices in one pixel, the one with the greatest weight is drawn. */
   weight: Uint8Array;
-  /** By slice: an index into the colours. */
-  colour: Uint8Array;
+  /** By slice: an index into the colors. */
+  color: Uint8Array;
 }
 
 export interface Wide {
@@ -31,8 +31,8 @@ export interface Wide {
 const WIDE_PX = 3;
 
 /**
- * Write the slices from `first` to `last` (exclusive) into a row of pixels. `colours` are pixels; `edges` are the same colours,
- * darker, for the first pixel of a wide slice, which separates it from its neighbour. Slices of at least `labelPx` pixels are
+ * Write the slices from `first` to `last` (exclusive) into a row of pixels. `colors` are pixels; `edges` are the same colors,
+ * darker, for the first pixel of a wide slice, which separates it from its neighbor. Slices of at least `labelPx` pixels are
  * added to `wide`. Returns the number of visible slices.
  */
 export function drawStrip(
@@ -43,7 +43,7 @@ export function drawStrip(
   span: Span,
   row: Uint32Array,
   weights: Uint8Array,
-  colours: Uint32Array,
+  colors: Uint32Array,
   edges: Uint32Array,
   labelPx: number,
   wide: Wide[],
@@ -70,23 +70,23 @@ export function drawStrip(
     seen += 1;
     const left = Math.max(0, Math.floor((begin - span.fromNs) * scale));
     const right = Math.min(span.width, Math.max(left + 1, Math.floor((begin + length - span.fromNs) * scale)));
-    const colour = source.colour[slice] as number;
+    const color = source.color[slice] as number;
     const weight = (source.weight[slice] as number) + 1;
     if (right - left === 1) {
       if (weight > (weights[left] as number)) {
         weights[left] = weight;
-        row[left] = colours[colour] as number;
+        row[left] = colors[color] as number;
       }
       continue;
     }
     for (let pixel = left; pixel < right; pixel += 1) {
       if (weight >= (weights[pixel] as number)) {
         weights[pixel] = weight;
-        row[pixel] = colours[colour] as number;
+        row[pixel] = colors[color] as number;
       }
     }
     if (right - left >= WIDE_PX && begin >= span.fromNs) {
-      row[left] = edges[colour] as number;
+      row[left] = edges[color] as number;
     }
     if (right - left >= labelPx) {
       wide.push({ slice, left, right });

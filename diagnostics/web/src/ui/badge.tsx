@@ -1,4 +1,4 @@
-// A state shown by shape and word; the colour is redundant.
+// A state shown by shape and word; the color is redundant.
 
 import type { ComponentChildren, JSX } from "preact";
 

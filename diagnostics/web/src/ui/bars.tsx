@@ -50,7 +50,7 @@ export interface Part {
   text: string;
 }
 
-const NUM_COLOURS = 7;
+const NUM_COLORS = 7;
 
 /** Parts of a whole in one row, in order, with a legend, such as the phases of a recovery. */
 export function PartsBar({ caption, parts }: { caption: string; parts: readonly Part[] }): JSX.Element {
@@ -61,7 +61,7 @@ export function PartsBar({ caption, parts }: { caption: string; parts: readonly 
         {parts.map((part, index) => (
           <span
             key={part.key}
-            class={`part part-${(index % NUM_COLOURS) + 1}`}
+            class={`part part-${(index % NUM_COLORS) + 1}`}
             title={`${part.label}: ${part.text}`}
             style={{ flexGrow: total > 0 ? part.value / total : 0 }}
           />
@@ -72,7 +72,7 @@ export function PartsBar({ caption, parts }: { caption: string; parts: readonly 
         {parts.map((part, index) => (
           <div key={part.key}>
             <dt>
-              <span class={`part-key part-${(index % NUM_COLOURS) + 1}`} aria-hidden="true" />
+              <span class={`part-key part-${(index % NUM_COLORS) + 1}`} aria-hidden="true" />
               {part.label}
             </dt>
             <dd class="number">{part.text}</dd>

@@ -7,7 +7,7 @@ import type uPlot from "uplot";
 import type { MarkDocument } from "../api/documents";
 import { clock, token } from "../app/preferences";
 import { columnAcross, groupMarks, timeTicks, timeTickTexts, type Across, type MarkGroup } from "./chart-scale";
-import { MarkLane, markColour, markText } from "./chart_marks";
+import { MarkLane, markColor, markText } from "./chart_marks";
 import { countText, timeText } from "./format";
 import { shownValues, stepAxis, usePlot, type Values, type ValueScale } from "./plot";
 import { rootFontSize } from "./virtual";
@@ -56,7 +56,7 @@ function drawMarks(plot: uPlot, groups: readonly MarkGroup[]): void {
     const isQuiet = mark.kind === "checkpoint" || mark.kind === "round";
     const place = Math.round(bbox.left + x * ratio) + 0.5;
     const bottom = bbox.top + bbox.height;
-    ctx.strokeStyle = markColour(mark.kind);
+    ctx.strokeStyle = markColor(mark.kind);
     ctx.globalAlpha = isQuiet ? 0.6 : 0.7;
     ctx.setLineDash(mark.kind === "incident" || isQuiet ? [] : [3 * ratio, 3 * ratio]);
     ctx.beginPath();

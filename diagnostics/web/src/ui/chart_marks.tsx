@@ -13,18 +13,18 @@ import { ShapeIcon, type Shape } from "./icons";
 
 type Kind = MarkDocument["kind"];
 
-const SIGNS: Record<Kind, { shape: Shape; colour: string; label: string }> = {
-  incident: { shape: "octagon", colour: "--bad", label: "incidents" },
-  bad: { shape: "triangle", colour: "--bad", label: "non-finite values" },
-  note: { shape: "diamond", colour: "--accent", label: "notes" },
-  config: { shape: "square", colour: "--warning", label: "configuration" },
-  round: { shape: "ring", colour: "--ink-faint", label: "new rounds" },
-  checkpoint: { shape: "circle", colour: "--good", label: "checkpoints" },
+const SIGNS: Record<Kind, { shape: Shape; color: string; label: string }> = {
+  incident: { shape: "octagon", color: "--bad", label: "incidents" },
+  bad: { shape: "triangle", color: "--bad", label: "non-finite values" },
+  note: { shape: "diamond", color: "--accent", label: "notes" },
+  config: { shape: "square", color: "--warning", label: "configuration" },
+  round: { shape: "ring", color: "--ink-faint", label: "new rounds" },
+  checkpoint: { shape: "circle", color: "--good", label: "checkpoints" },
 };
 const MOST_LINES = 6;
 
-export function markColour(kind: Kind): string {
-  return token(SIGNS[kind].colour);
+export function markColor(kind: Kind): string {
+  return token(SIGNS[kind].color);
 }
 
 /** Return the link of a mark. */
@@ -85,7 +85,7 @@ export function MarkLane({ groups, left, axis }: LaneProps): JSX.Element {
         <a
           key={`${group.mark.kind} ${group.mark.ref} ${group.x}`}
           class={`mark mark-${group.mark.kind}`}
-          style={{ left: `${left + group.x}px`, color: `var(${SIGNS[group.mark.kind].colour})` }}
+          style={{ left: `${left + group.x}px`, color: `var(${SIGNS[group.mark.kind].color})` }}
           href={markHref(group.mark)}
           tabIndex={-1}
           title={wholeText(group)}
@@ -128,7 +128,7 @@ export function MarkLegend({ marks, hidden, onChange }: LegendProps): JSX.Elemen
                 onChange(event.currentTarget.checked ? hidden.filter((one) => one !== kind) : [...hidden, kind])
               }
             />
-            <span style={{ color: `var(${SIGNS[kind].colour})` }}>
+            <span style={{ color: `var(${SIGNS[kind].color})` }}>
               <ShapeIcon shape={SIGNS[kind].shape} />
             </span>
             {SIGNS[kind].label} <span class="faint">{countText(counts.get(kind) ?? 0)}</span>

@@ -1,4 +1,4 @@
-// The icons of the page, drawn as SVG paths. The shape carries the same information as the colour.
+// The icons of the page, drawn as SVG paths. The shape carries the same information as the color.
 
 import type { JSX } from "preact";
 

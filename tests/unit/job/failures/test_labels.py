@@ -62,9 +62,7 @@ MAX_SHARE_OF_A_LINE = 0.8
 
 @pytest.fixture(scope="module")
 def examples() -> list[dict[str, Any]]:
-    file = outside_data(
-        "MEGATRAIN_FAILURE_LOGS", "shared/data/failure_logs/examples.jsonl", "the labelled failure logs"
-    )
+    file = outside_data("MEGATRAIN_FAILURE_LOGS", "shared/data/failure_logs/examples.jsonl", "the labeled failure logs")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

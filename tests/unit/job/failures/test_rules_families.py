@@ -43,7 +43,7 @@ HARMLESS = [
     "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
     "checkpoint: validated 64 shards, no corruption found",
     "dataset: skipped 12 truncated samples of 1000000",
-    "sampler: infinite=True, loss weights normalised",
+    "sampler: infinite=True, loss weights normalized",
     "saving an emergency checkpoint on SIGTERM is enabled",
     "node gpu-3 uncordoned; it rejoined as a spare",
     "gpu burn-in passed, hardware errors: no",

@@ -1,4 +1,4 @@
-// A chart of several runs over steps, drawn by uPlot. Each run has its own colour and dash pattern.
+// A chart of several runs over steps, drawn by uPlot. Each run has its own color and dash pattern.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
@@ -8,16 +8,16 @@ import { token } from "../../app/preferences";
 import { countText } from "../../ui/format";
 import { shownValues, stepAxis, usePlot, type Values, type ValueScale } from "../../ui/plot";
 
-const COLOURS = ["--chart-line", "--part-3", "--mark", "--part-5"] as const;
+const COLORS = ["--chart-line", "--part-3", "--mark", "--part-5"] as const;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]] as const;
 const SYNC = "runs";
 const LINE_WIDTH = 1.75;
 
-/** The legend symbol of a run: its colour and dash pattern. */
+/** The legend symbol of a run: its color and dash pattern. */
 export function LineKey({ index }: { index: number }): JSX.Element {
   const dashes = DASHES[index % DASHES.length] ?? [];
   return (
-    <svg class="line-key" viewBox="0 0 24 8" aria-hidden="true" style={{ color: `var(${COLOURS[index % COLOURS.length]})` }}>
+    <svg class="line-key" viewBox="0 0 24 8" aria-hidden="true" style={{ color: `var(${COLORS[index % COLORS.length]})` }}>
       <line x1="0" y1="4" x2="24" y2="4" stroke="currentColor" stroke-width="2.5" stroke-dasharray={dashes.join(" ")} />
     </svg>
   );
@@ -36,7 +36,7 @@ interface LinesProps extends ValueScale {
 /** Return the line of a run. A run may not have all steps of the axis. */
 function runLine(index: number): uPlot.Series {
   return {
-    stroke: token(COLOURS[index % COLOURS.length] ?? "--chart-line"),
+    stroke: token(COLORS[index % COLORS.length] ?? "--chart-line"),
     dash: [...(DASHES[index % DASHES.length] ?? [])],
     width: LINE_WIDTH,
     points: { show: false },

@@ -1,10 +1,10 @@
-// The legend of the heat map's colours.
+// The legend of the heat map's colors.
 
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
 import { shownTheme } from "../../app/preferences";
-import { cssOf, mapOf } from "../../canvas/colours";
+import { cssOf, mapOf } from "../../canvas/colors";
 import type { HeatPicture } from "../../canvas/heat-picture";
 import { numberText, timesText } from "../../ui/format";
 import { valueText } from "./readout";
@@ -20,8 +20,8 @@ function endText(picture: HeatPicture, value: number): string {
 }
 
 const MEANING: Record<string, string> = {
-  relative: "times the median of its peers; grey may be chance",
-  z: "robust standard deviations above the median of its peers; grey may be chance",
+  relative: "times the median of its peers; gray may be chance",
+  z: "robust standard deviations above the median of its peers; gray may be chance",
   absolute: "as measured",
 };
 
@@ -31,9 +31,9 @@ export function Legend({ picture }: { picture: HeatPicture }): JSX.Element {
   useEffect(() => {
     const context = canvas.current?.getContext("2d");
     if (context) {
-      const colourAt = mapOf(picture.scale, theme);
+      const colorAt = mapOf(picture.scale, theme);
       for (let x = 0; x < WIDTH; x += 1) {
-        context.fillStyle = cssOf(colourAt(x / (WIDTH - 1)));
+        context.fillStyle = cssOf(colorAt(x / (WIDTH - 1)));
         context.fillRect(x, 0, 1, HEIGHT);
       }
     }
@@ -43,7 +43,7 @@ export function Legend({ picture }: { picture: HeatPicture }): JSX.Element {
   return (
     <div class="heat-legend">
       <span class="number">{`${isCutLow ? "\u2264 " : ""}${endText(picture, picture.low)}`}</span>
-      <canvas ref={canvas} width={WIDTH} height={HEIGHT} role="img" aria-label="colour scale from low to high" />
+      <canvas ref={canvas} width={WIDTH} height={HEIGHT} role="img" aria-label="color scale from low to high" />
       <span class="number" title={`maximum: ${endText(picture, picture.greatest)}`}>
         {`${isCutHigh ? "\u2265 " : ""}${endText(picture, picture.high)}`}
       </span>

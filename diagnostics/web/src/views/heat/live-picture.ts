@@ -9,7 +9,7 @@ import { useRefreshed, type ReadPicture, type Refreshed } from "../refresher";
 const LEAST_PAUSE_MS = 1500;
 // The newest columns may have been incomplete, so they are read again together with the new ones.
 const OVERLAP = 4;
-// After this many updates the whole picture is read again, because the limits of its colour scale may be out of date.
+// After this many updates the whole picture is read again, because the limits of its color scale may be out of date.
 const MOST_JOINED = 40;
 // The server's limit of columns for a request without steps.
 const MOST_COLUMNS = 1000;

@@ -6,7 +6,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useStepText } from "./step_text";
 import { navigate } from "../../app/location";
 import { shownTheme, token } from "../../app/preferences";
-import { mapOf, mapTable, tripleOfHex } from "../../canvas/colours";
+import { mapOf, mapTable, tripleOfHex } from "../../canvas/colors";
 import { columnOfStep, rowOfRank, type HeatPicture, type HeatWindow } from "../../canvas/heat-picture";
 import {
   cellAt, cellSeenAt, heatPlace, HEAT_FONT_PX, paintHeat, paintHeatCursor, type HeatCursor, type HeatStyle,

@@ -63,7 +63,7 @@ export function MomentRanks({ incident }: { incident: IncidentDocument }): JSX.E
       error={error}
     >
       {picture === null ? null : (
-        <RanksCanvas picture={picture} colour="state" hasArrows rank={rank} setRank={nothing} setHovered={nothing} />
+        <RanksCanvas picture={picture} color="state" hasArrows rank={rank} setRank={nothing} setHovered={nothing} />
       )}
     </Preview>
   );

@@ -4,12 +4,12 @@ import type { JSX, TargetedKeyboardEvent } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { shownTheme, token } from "../../app/preferences";
-import { tripleOfHex } from "../../canvas/colours";
+import { tripleOfHex } from "../../canvas/colors";
 import {
-  clampedGrid, rankAt, rankBeside, centreOf, wholeGrid, zoomedGrid, type RanksPicture, type GridView,
+  clampedGrid, rankAt, rankBeside, centerOf, wholeGrid, zoomedGrid, type RanksPicture, type GridView,
 } from "../../canvas/ranks-picture";
 import {
-  ranksImage, RANKS_FONT_PX, RANKS_LEFT, RANKS_TOP, paintRanksPicture, rankColours, type RanksColour,
+  ranksImage, RANKS_FONT_PX, RANKS_LEFT, RANKS_TOP, paintRanksPicture, rankColors, type RanksColor,
 } from "../../canvas/ranks-painter";
 import { peersOf } from "../../canvas/layout";
 import type { RanksStyle } from "../../canvas/ranks-marks";
@@ -22,7 +22,7 @@ const CLICK_PX = 4;
 
 interface CanvasProps {
   picture: RanksPicture;
-  colour: RanksColour;
+  color: RanksColor;
   hasArrows: boolean;
   rank: number | null;
   setRank: (rank: number) => void;
@@ -45,7 +45,7 @@ function styleOf(element: HTMLElement): RanksStyle {
   };
 }
 
-export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHovered }: CanvasProps): JSX.Element {
+export function RanksCanvas({ picture, color, hasArrows, rank, setRank, setHovered }: CanvasProps): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const size = useSize(box);
@@ -60,16 +60,16 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
   const viewNow = (): GridView => (moved.current === null ? whole : clampedGrid(shape, moved.current, width, height));
   const drag = useRef<{ x: number; y: number; view: GridView; hasMoved: boolean } | null>(null);
 
-  const colours = useMemo(() => rankColours(picture, colour, theme), [picture, colour, theme]);
+  const colors = useMemo(() => rankColors(picture, color, theme), [picture, color, theme]);
   const image = useMemo(() => {
-    const drawn = ranksImage(shape, colours);
+    const drawn = ranksImage(shape, colors);
     const target = document.createElement("canvas");
     target.width = drawn.width;
     target.height = drawn.height;
     const pixels = new Uint8ClampedArray(drawn.pixels.buffer as ArrayBuffer);
     target.getContext("2d")?.putImageData(new ImageData(pixels, drawn.width, drawn.height), 0, 0);
     return target;
-  }, [colours, shapeKey]);
+  }, [colors, shapeKey]);
   const peers = useMemo(() => {
     if (rank === null || rank >= picture.numRanks) {
       return new Set<number>();
@@ -85,7 +85,7 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
     }
     const began = performance.now();
     const view = viewNow();
-    const scene = { picture, colours, image, hasArrows, cursor: rank ?? -1, peers };
+    const scene = { picture, colors, image, hasArrows, cursor: rank ?? -1, peers };
     const painted = paintRanksPicture(context, scene, view, size, styleOf(target));
     Object.assign(target.dataset, {
       ranks: String(picture.numRanks),
@@ -98,7 +98,7 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
       cell: view.cell.toFixed(2),
     });
   });
-  useEffect(paint, [picture, colours, image, hasArrows, rank, peers, size, theme, whole]);
+  useEffect(paint, [picture, colors, image, hasArrows, rank, peers, size, theme, whole]);
 
   const show = (next: GridView): void => {
     moved.current = clampedGrid(shape, next, width, height);
@@ -132,7 +132,7 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
   }, []);
   const reveal = (next: number): void => {
     const view = viewNow();
-    const { x, y } = centreOf(shape, view, next);
+    const { x, y } = centerOf(shape, view, next);
     const byX = x < 0 ? -x + view.cell : x > width ? width - x - view.cell : 0;
     const byY = y < 0 ? -y + view.line : y > height ? height - y - view.line : 0;
     if (byX !== 0 || byY !== 0) {
@@ -150,7 +150,7 @@ export function RanksCanvas({ picture, colour, hasArrows, rank, setRank, setHove
       reveal(next);
     } else if (event.key === "+" || event.key === "=" || event.key === "-") {
       const view = viewNow();
-      const at = centreOf(shape, view, here);
+      const at = centerOf(shape, view, here);
       show(zoomedGrid(shape, view, event.key === "-" ? 1 / KEY_ZOOM : KEY_ZOOM, at.x, at.y, whole));
       reveal(here);
     } else if (event.key === "0") {

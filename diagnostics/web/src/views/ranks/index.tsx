@@ -9,9 +9,9 @@ import { shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
 import { shownTheme } from "../../app/preferences";
-import { cssOf, operationColour } from "../../canvas/colours";
+import { cssOf, operationColor } from "../../canvas/colors";
 import { SUSPECT, type RanksPicture } from "../../canvas/ranks-picture";
-import { rangeStops, stateColour, type RanksColour } from "../../canvas/ranks-painter";
+import { rangeStops, stateColor, type RanksColor } from "../../canvas/ranks-painter";
 import { axesText, placeOf, placeText } from "../../canvas/layout";
 import { CopyButton, Segmented, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, numberText } from "../../ui/format";
@@ -25,7 +25,7 @@ import { RankPanel } from "./panel";
 /** Up to this number of ranks, cells show text and the legend needs no letters. */
 const MOST_CARDS = 16;
 
-const COLOURS = [
+const COLORS = [
   { value: "state", label: "state" },
   { value: "step", label: "step" },
   { value: "operation", label: "last operation" },
@@ -33,14 +33,14 @@ const COLOURS = [
 ];
 
 interface KeyEntry {
-  colour: string;
+  color: string;
   text: string;
   letter?: string;
 }
 
-function keyEntries(picture: RanksPicture, colour: RanksColour): KeyEntry[] {
+function keyEntries(picture: RanksPicture, color: RanksColor): KeyEntry[] {
   const theme = shownTheme.value;
-  if (colour === "state") {
+  if (color === "state") {
     const counts = new Array<number>(picture.states.length).fill(0);
     for (const state of picture.state) {
       counts[state] = (counts[state] ?? 0) + 1;
@@ -48,34 +48,34 @@ function keyEntries(picture: RanksPicture, colour: RanksColour): KeyEntry[] {
     return picture.states.flatMap((one, state) =>
       counts[state] === 0
         ? []
-        : [{ colour: cssOf(stateColour(state, theme)), letter: one.letter, text: `${one.name}: ${countText(counts[state])}` }],
+        : [{ color: cssOf(stateColor(state, theme)), letter: one.letter, text: `${one.name}: ${countText(counts[state])}` }],
     );
   }
-  if (colour === "operation") {
+  if (color === "operation") {
     const seen = [...new Set(picture.operation)].sort((a, b) => a - b);
     return seen.map((number) => {
       const name = picture.operations[String(number)];
       return {
-        colour: cssOf(name === undefined ? stateColour(0, theme) : operationColour(name, theme)),
+        color: cssOf(name === undefined ? stateColor(0, theme) : operationColor(name, theme)),
         text: name ?? "unknown",
       };
     });
   }
-  return rangeStops(picture, colour, theme).map((stop, place) => ({
-    colour: cssOf(stop.colour),
-    text: `${numberText(stop.value)}${colour === "score" && place === 2 ? " or more" : ""}`,
+  return rangeStops(picture, color, theme).map((stop, place) => ({
+    color: cssOf(stop.color),
+    text: `${numberText(stop.value)}${color === "score" && place === 2 ? " or more" : ""}`,
   }));
 }
 
-function Key({ picture, colour }: { picture: RanksPicture; colour: RanksColour }): JSX.Element {
-  if (colour === "score" && !picture.hasScores) {
+function Key({ picture, color }: { picture: RanksPicture; color: RanksColor }): JSX.Element {
+  if (color === "score" && !picture.hasScores) {
     return <p class="section-note">No scores: the diagnostics daemon is not judging this round.</p>;
   }
   return (
-    <ul class="picture-key" aria-label="Legend of colours">
-      {keyEntries(picture, colour).map((entry) => (
+    <ul class="picture-key" aria-label="Legend of colors">
+      {keyEntries(picture, color).map((entry) => (
         <li key={entry.text}>
-          <span class="picture-swatch" style={{ backgroundColor: entry.colour }} aria-hidden="true" />
+          <span class="picture-swatch" style={{ backgroundColor: entry.color }} aria-hidden="true" />
           {(entry.letter ?? "") === "" || picture.numRanks <= MOST_CARDS ? null : <code>{entry.letter}</code>}
           {entry.text}
         </li>
@@ -151,7 +151,7 @@ function rankLine(picture: RanksPicture, rank: number): string {
   return parts.filter((part) => part !== "").join(", ");
 }
 
-function asColour(text: string): RanksColour {
+function asColor(text: string): RanksColor {
   return text === "step" || text === "operation" || text === "score" ? text : "state";
 }
 
@@ -172,12 +172,12 @@ function HangLine({ picture }: { picture: RanksPicture }): JSX.Element | null {
 export function RanksView(): JSX.Element {
   const number = shownRound.value?.number;
   const { picture, error, reload } = useLiveRanks(number);
-  const [colourText, setColour] = useParam("colour", "state");
+  const [colorText, setColor] = useParam("color", "state");
   const [rank] = useNumberParam("rank");
   const [table, setTable] = useParam("table", "0");
   const [arrows, setArrows] = useParam("arrows", "1");
   const [hovered, setHovered] = useState(-1);
-  const colour = asColour(colourText);
+  const color = asColor(colorText);
   const setRank = (next: number): void => setParams({ rank: next });
   const chosen = picture !== null && rank !== null && rank >= 0 && rank < picture.numRanks ? rank : null;
   const isUnknown = picture !== null && rank !== null && chosen === null;
@@ -196,7 +196,7 @@ export function RanksView(): JSX.Element {
         <>
           <HangLine picture={picture} />
           <div class="picture-controls" role="group" aria-label="Display options">
-            <Segmented label="colour" options={COLOURS} value={colour} onChange={setColour} />
+            <Segmented label="color" options={COLORS} value={color} onChange={setColor} />
             <TextField
               label="rank"
               value={chosen === null ? "" : String(chosen)}
@@ -210,7 +210,7 @@ export function RanksView(): JSX.Element {
             ) : null}
             <Switch label="table" isOn={table === "1"} onChange={(isOn) => setTable(isOn ? "1" : "0")} />
           </div>
-          <Key picture={picture} colour={colour} />
+          <Key picture={picture} color={color} />
           <div class="ranks-layout">
             <div class="ranks-main">
               {table === "1" ? (
@@ -219,7 +219,7 @@ export function RanksView(): JSX.Element {
                 <>
                   <RanksCanvas
                     picture={picture}
-                    colour={colour}
+                    color={color}
                     hasArrows={arrows === "1"}
                     rank={chosen}
                     setRank={setRank}

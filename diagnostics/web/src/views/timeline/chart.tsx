@@ -10,7 +10,7 @@ import { paintTimeline, type Painted, type TimelineScratch } from "../../canvas/
 import type { IdealPicture, TimelinePicture } from "../../canvas/timeline-picture";
 import { countOf } from "../../ui/format";
 import { Gestures, type Moves } from "./gestures";
-import { moveByKey, neighbour } from "./keys";
+import { moveByKey, neighbor } from "./keys";
 import { partOfUrl } from "./query";
 import { timelineStyle, useScene } from "./scene";
 
@@ -132,7 +132,7 @@ export function Chart(props: ChartProps): JSX.Element {
     if (moveByKey(camera, event.key, event.shiftKey, around)) {
       moved();
     } else if (event.key.startsWith("Arrow")) {
-      setCursor(isChosen ? neighbour(picture, cursor, event.key) : camera.firstInSight());
+      setCursor(isChosen ? neighbor(picture, cursor, event.key) : camera.firstInSight());
     } else {
       return;
     }

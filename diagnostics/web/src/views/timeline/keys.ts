@@ -9,7 +9,7 @@ const KEY_SCROLL_PX = 48;
 const PAGE = 0.9;
 
 /** Return the next slice of a line, or the one at the same time on the next line. */
-export function neighbour(picture: TimelinePicture, slice: number, key: string): number {
+export function neighbor(picture: TimelinePicture, slice: number, key: string): number {
   const line = lineOfSlice(picture, slice);
   if (key === "ArrowLeft" || key === "ArrowRight") {
     const next = slice + (key === "ArrowLeft" ? -1 : 1);

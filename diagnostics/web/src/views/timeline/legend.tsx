@@ -1,10 +1,10 @@
-// The legend: colours of slices, and the letters drawn on them.
+// The legend: colors of slices, and the letters drawn on them.
 
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 
 import { shownTheme } from "../../app/preferences";
-import { cssOf, operationColour } from "../../canvas/colours";
+import { cssOf, operationColor } from "../../canvas/colors";
 import { SHORT_NAMES } from "../../canvas/timeline-marks";
 import type { TimelinePicture } from "../../canvas/timeline-picture";
 
@@ -15,12 +15,12 @@ export function Legend({ picture }: { picture: TimelinePicture }): JSX.Element {
     [picture],
   );
   return (
-    <ul class="picture-key" aria-label="Legend of colours and letters" data-testid="timeline-legend">
+    <ul class="picture-key" aria-label="Legend of colors and letters" data-testid="timeline-legend">
       {names
         .filter((name) => name !== "")
         .map((name) => (
           <li key={name}>
-            <span class="picture-swatch" style={{ backgroundColor: cssOf(operationColour(name, theme)) }} aria-hidden="true" />
+            <span class="picture-swatch" style={{ backgroundColor: cssOf(operationColor(name, theme)) }} aria-hidden="true" />
             {SHORT_NAMES[name] === undefined ? null : <code>{SHORT_NAMES[name]}</code>}
             {name}
           </li>

@@ -3,10 +3,10 @@
 import { useMemo } from "preact/hooks";
 
 import { shownTheme, token } from "../../app/preferences";
-import { tripleOfHex } from "../../canvas/colours";
+import { tripleOfHex } from "../../canvas/colors";
 import { fontOf } from "../../canvas/surface";
 import { linesWithIdeal, placeLines, type IdealPicture, type TimelinePicture } from "../../canvas/timeline-picture";
-import { timelineColours, TIMELINE_FONT_PX, type TimelineScene, type TimelineStyle } from "../../canvas/timeline-scene";
+import { timelineColors, TIMELINE_FONT_PX, type TimelineScene, type TimelineStyle } from "../../canvas/timeline-scene";
 import { rankText } from "./details";
 
 export function timelineStyle(element: HTMLElement): TimelineStyle {
@@ -44,13 +44,13 @@ export function useScene({ picture, ideal, hasIdeal, hasCritical, hasFlows, foun
     return placeLines(picture, (line) => has !== null && has[line] === 1);
   }, [picture, shownIdeal]);
   const chosen = found ?? critical;
-  const colours = useMemo(
-    () => timelineColours(picture, chosen, { theme, background: tripleOfHex(token("--surface")) }),
+  const colors = useMemo(
+    () => timelineColors(picture, chosen, { theme, background: tripleOfHex(token("--surface")) }),
     [picture, chosen, theme],
   );
   const rankLabels = useMemo(() => new Map([...picture.rank].map((rank) => [rank, rankText(picture, rank)])), [picture]);
   return useMemo(
-    () => ({ picture, ideal: shownIdeal, placement, colours, critical, hasFlows, cursor, rankLabels }),
-    [picture, shownIdeal, placement, colours, critical, hasFlows, cursor, rankLabels],
+    () => ({ picture, ideal: shownIdeal, placement, colors, critical, hasFlows, cursor, rankLabels }),
+    [picture, shownIdeal, placement, colors, critical, hasFlows, cursor, rankLabels],
   );
 }

@@ -1,12 +1,12 @@
-// Colours of pictures, computed instead of stored in tables.
+// Colors of pictures, computed instead of stored in tables.
 //
 // The sequential map is a straight line in OKLab, a perceptually uniform space, from dark blue to light yellow. Its lightness
-// increases evenly, so it works in grey scale, and nearly all kinds of colour blindness preserve the blue-yellow axis
+// increases evenly, so it works in gray scale, and nearly all kinds of color blindness preserve the blue-yellow axis
 // (the idea of cividis: Nunez, Anderton, Renslow, PLoS ONE 2018). OKLab: B. Ottosson, 2020.
 
 export type Triple = readonly [number, number, number];
 
-/** Return a colour in OKLab as sRGB, 0 to 255, with channels outside of sRGB clipped. */
+/** Return a color in OKLab as sRGB, 0 to 255, with channels outside of sRGB clipped. */
 export function srgbOfOklab(lightness: number, a: number, b: number): Triple {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
@@ -42,7 +42,7 @@ export function cssOf([red, green, blue]: Triple, alpha = 1): string {
 const DARKEST: Triple = [0.26, -0.012, -0.088];
 const LIGHTEST: Triple = [0.92, -0.035, 0.15];
 
-/** Return the colour at a position (0 to 1) of the sequential map. */
+/** Return the color at a position (0 to 1) of the sequential map. */
 export function sequential(part: number): Triple {
   const at = Math.min(1, Math.max(0, part));
   const mixed = DARKEST.map((from, place) => from + ((LIGHTEST[place] ?? 0) - from) * at);
@@ -51,12 +51,12 @@ export function sequential(part: number): Triple {
 
 export type Theme = "light" | "dark";
 
-/** A position on a map, 0 to 1, and its colour in OKLab. */
+/** A position on a map, 0 to 1, and its color in OKLab. */
 type Stop = readonly [at: number, lightness: number, a: number, b: number];
 
 /**
- * The map for comparison with peers. Differences that may be chance are an inconspicuous grey; larger ones go through
- * amber to red. Lightness is monotonic (decreasing; in the dark theme increasing), so the map works in grey scale. The server
+ * The map for comparison with peers. Differences that may be chance are an inconspicuous gray; larger ones go through
+ * amber to red. Lightness is monotonic (decreasing; in the dark theme increasing), so the map works in gray scale. The server
  * sets the limits so that the range of chance ends in the middle (analysis/heat_scale.py).
  */
 const PEER_STOPS: Record<Theme, readonly Stop[]> = {
@@ -76,7 +76,7 @@ const PEER_STOPS: Record<Theme, readonly Stop[]> = {
   ],
 };
 
-/** Return the colour at a position (0 to 1) of the map for comparison with peers; up to 0.5 the difference may be chance. */
+/** Return the color at a position (0 to 1) of the map for comparison with peers; up to 0.5 the difference may be chance. */
 export function againstPeers(part: number, theme: Theme): Triple {
   const at = Math.min(1, Math.max(0, part));
   const stops = PEER_STOPS[theme];
@@ -88,8 +88,8 @@ export function againstPeers(part: number, theme: Theme): Triple {
 }
 
 /** Return the pixel of each of `levels` levels of a map. */
-export function mapTable(levels: number, colourAt: (part: number) => Triple): Uint32Array {
-  return Uint32Array.from({ length: levels }, (_, level) => packed(colourAt(level / Math.max(1, levels - 1))));
+export function mapTable(levels: number, colorAt: (part: number) => Triple): Uint32Array {
+  return Uint32Array.from({ length: levels }, (_, level) => packed(colorAt(level / Math.max(1, levels - 1))));
 }
 
 /** Return the map of a scale of the heat map: the sequential map for absolute values, else the one for comparison with peers. */
@@ -106,8 +106,8 @@ export function tripleOfHex(text: string): Triple {
 }
 
 // Hue, chroma and change of lightness of each operation. Compute is blue or violet, communication orange, pink or green, data
-// yellow, checkpoints cyan, garbage collection red, and the rest nearly grey. Operations of one family have a similar hue.
-const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
+// yellow, checkpoints cyan, garbage collection red, and the rest nearly gray. Operations of one family have a similar hue.
+const OPERATION_COLORS: Record<string, readonly [number, number, number]> = {
   "forward-compute": [255, 0.12, 0],
   "backward-compute": [255, 0.12, -0.13],
   "backward-weight-compute": [235, 0.1, 0.09],
@@ -142,15 +142,15 @@ const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
 const LIGHTNESS: Record<Theme, number> = { light: 0.66, dark: 0.62 };
 const UNKNOWN_OPERATION = [0, 0, -0.04] as const;
 
-/** Return the colour of an operation; unknown operations are grey. */
-export function operationColour(name: string, theme: Theme): Triple {
-  const [hue, chroma, lighter] = OPERATION_COLOURS[name] ?? UNKNOWN_OPERATION;
+/** Return the color of an operation; unknown operations are gray. */
+export function operationColor(name: string, theme: Theme): Triple {
+  const [hue, chroma, lighter] = OPERATION_COLORS[name] ?? UNKNOWN_OPERATION;
   return srgbOfOklch(LIGHTNESS[theme] + lighter, chroma, hue);
 }
 
 /** Return the relative luminance as defined by WCAG, 0 to 1. */
-export function luminance(colour: Triple): number {
-  const [red, green, blue] = colour.map((value) => {
+export function luminance(color: Triple): number {
+  const [red, green, blue] = color.map((value) => {
     const part = value / 255;
     return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
   });
@@ -163,12 +163,12 @@ const INK_LIGHT: Triple = [255, 255, 255];
 // At this luminance black and white have the same contrast, 4.58:1, which is the lowest contrast of any text.
 const MIDDLE_LUMINANCE = 0.179;
 
-/** Return black or white, whichever has the higher contrast to a colour. */
-export function inkOn(colour: Triple): Triple {
-  return luminance(colour) > MIDDLE_LUMINANCE ? INK_DARK : INK_LIGHT;
+/** Return black or white, whichever has the higher contrast to a color. */
+export function inkOn(color: Triple): Triple {
+  return luminance(color) > MIDDLE_LUMINANCE ? INK_DARK : INK_LIGHT;
 }
 
-/** Return a mix of two colours; part 0 is the first. */
+/** Return a mix of two colors; part 0 is the first. */
 export function mixed(from: Triple, to: Triple, part: number): Triple {
   return [0, 1, 2].map((place) => Math.round((from[place] ?? 0) * (1 - part) + (to[place] ?? 0) * part)) as unknown as Triple;
 }

@@ -1,4 +1,4 @@
-"""The benchmark of tokenisation: both sides encode the same tokens, and each number of workers has its limit."""
+"""The benchmark of tokenization: both sides encode the same tokens, and each number of workers has its limit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from benchmarks.tokenisation import OURS, PEER, WORKERS, run
+from benchmarks.tokenization import OURS, PEER, WORKERS, run
 from tests.helpers.require import require_module
 
 require_module("tokenizers")
 
 
 @pytest.mark.slow
-def test_tokenisation_measures_both_sides_by_workers() -> None:
+def test_tokenization_measures_both_sides_by_workers() -> None:
     """`run` refuses sides whose numbers of tokens differ."""
     result = run(text_mb=0.05, num_rounds=1)
     counts = [count for count in WORKERS if count <= len(os.sched_getaffinity(0))]

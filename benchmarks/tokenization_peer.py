@@ -1,6 +1,6 @@
-"""The peer of `tokenisation`: the tokenizers library encodes texts that are in memory, at its fastest settings.
+"""The peer of `tokenization`: the tokenizers library encodes texts that are in memory, at its fastest settings.
 
-`python -m benchmarks.tokenisation_peer TEXT.jsonl tokenizer.json` prints seconds, tokens and settings as JSON. The
+`python -m benchmarks.tokenization_peer TEXT.jsonl tokenizer.json` prints seconds, tokens and settings as JSON. The
 environment sets the number of the library's threads.
 """
 

@@ -1,12 +1,12 @@
-// Colours: perceptually even maps with monotonic lightness; text on a colour is readable.
+// Colors: perceptually even maps with monotonic lightness; text on a color is readable.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  againstPeers, inkOn, luminance, mapOf, mapTable, mixed, operationColour, packed, sequential, srgbOfOklab, tripleOfHex,
+  againstPeers, inkOn, luminance, mapOf, mapTable, mixed, operationColor, packed, sequential, srgbOfOklab, tripleOfHex,
   type Triple,
-} from "../src/canvas/colours.ts";
+} from "../src/canvas/colors.ts";
 import { roundStep, ticksBetween, timeTick } from "../src/canvas/ticks.ts";
 
 function contrast(a: Triple, b: Triple): number {
@@ -35,11 +35,11 @@ test("lightness increases along the map, and its ends have a high contrast", () 
   assert.ok(blue[2] > blue[0] && yellow[2] < yellow[0]);
 });
 
-test("no colour of the map is outside of sRGB, so none was clipped", () => {
+test("no color of the map is outside of sRGB, so none was clipped", () => {
   // at the edge of sRGB a channel is 0 or 255; inside of it none is
   for (let level = 1; level < 254; level += 1) {
-    const colour = sequential(level / 254);
-    assert.ok(colour.every((channel) => channel > 0 && channel < 255), String(colour));
+    const color = sequential(level / 254);
+    assert.ok(color.every((channel) => channel > 0 && channel < 255), String(color));
   }
 });
 
@@ -50,11 +50,11 @@ test("in the map for peers the lower half is pale, and lightness is monotonic", 
       const rise = luminance(map[level] as Triple) - luminance(map[level - 20] as Triple);
       assert.ok(rise * sign > 0, `${theme} ${level}`);
     }
-    for (const colour of map) {
-      assert.ok(colour.every((channel) => channel > 0 && channel < 255), `${theme} ${String(colour)}`);
+    for (const color of map) {
+      assert.ok(color.every((channel) => channel > 0 && channel < 255), `${theme} ${String(color)}`);
     }
-    const spread = (colour: Triple): number => Math.max(...colour) - Math.min(...colour);
-    assert.ok(map.slice(0, 128).every((colour) => spread(colour) < 32), "colours of chance are nearly grey");
+    const spread = (color: Triple): number => Math.max(...color) - Math.min(...color);
+    assert.ok(map.slice(0, 128).every((color) => spread(color) < 32), "colors of chance are nearly gray");
     assert.ok(contrast(map[0] as Triple, map[127] as Triple) < 1.5, "and nearly equal");
     assert.ok(contrast(map[127] as Triple, map[254] as Triple) > 4, "slow ranks are visible");
     assert.deepEqual(mapOf("relative", theme)(-1), map[0]);
@@ -73,22 +73,22 @@ test("a table is the map as pixels", () => {
   assert.deepEqual([...bytes], [1, 2, 3, 4]);
 });
 
-test("labels on the colours of operations are readable", () => {
+test("labels on the colors of operations are readable", () => {
   for (const theme of ["light", "dark"] as const) {
     for (const name of [
       "forward-compute", "backward-compute", "backward-weight-compute", "forward-send", "gc", "step", "optimizer",
       "nonsense",
     ]) {
-      const colour = operationColour(name, theme);
-      assert.ok(contrast(inkOn(colour), colour) >= 4.5, `${name} ${theme} ${contrast(inkOn(colour), colour)}`);
+      const color = operationColor(name, theme);
+      assert.ok(contrast(inkOn(color), color) >= 4.5, `${name} ${theme} ${contrast(inkOn(color), color)}`);
     }
   }
-  assert.notDeepEqual(operationColour("forward-compute", "light"), operationColour("backward-compute", "light"));
-  assert.notDeepEqual(operationColour("backward-weight-compute", "light"), operationColour("backward-compute", "light"));
-  assert.notDeepEqual(operationColour("backward-weight-compute", "light"), operationColour("nonsense", "light"));
+  assert.notDeepEqual(operationColor("forward-compute", "light"), operationColor("backward-compute", "light"));
+  assert.notDeepEqual(operationColor("backward-weight-compute", "light"), operationColor("backward-compute", "light"));
+  assert.notDeepEqual(operationColor("backward-weight-compute", "light"), operationColor("nonsense", "light"));
 });
 
-test("design tokens are parsed, and colours are mixed", () => {
+test("design tokens are parsed, and colors are mixed", () => {
   assert.deepEqual(tripleOfHex(" #1d5bb8"), [29, 91, 184]);
   assert.deepEqual(tripleOfHex("#1d5bb826"), [29, 91, 184]);
   assert.deepEqual(tripleOfHex("#fff"), [255, 255, 255]);

@@ -1,8 +1,8 @@
 """Tokens/s of `megatrain data build` with one and two workers, beside the tokenizers library's own batches.
 
 Both sides have the same text, tokenizer and cores. The build reads JSON lines, tokenizes them and writes the tokens to
-the disk; the library has the texts in memory and only encodes them, at its fastest settings (`tokenisation_peer`).
-Run alone on the machine: python -m benchmarks tokenisation [--write] [--text-mb MB]
+the disk; the library has the texts in memory and only encodes them, at its fastest settings (`tokenization_peer`).
+Run alone on the machine: python -m benchmarks tokenization [--write] [--text-mb MB]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OURS, PEER = "megatrain data build", "tokenizers"
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenised:
+class Tokenized:
     """One run of a side. `command_s`: seconds of the whole command; `settings`: what the side chose for itself."""
 
     num_tokens: int
@@ -50,15 +50,15 @@ def run(text_mb: float, num_rounds: int = ROUNDS) -> Result:
     """Make the text and a tokenizer, then tokenize the text on as many cores as there are workers."""
     cores = sorted(os.sched_getaffinity(0))
     counts = [count for count in WORKERS if count <= len(cores)]
-    with tempfile.TemporaryDirectory(prefix="tokenisation-") as name:
+    with tempfile.TemporaryDirectory(prefix="tokenization-") as name:
         directory = Path(name)
         source, tokenizer = directory / "text.jsonl", directory / "tokenizer.json"
         pieces = _pieces()
         num_documents, text_bytes = _write_text(source, pieces, round(text_mb * 1e6))
         train_tokenizer(pieces[:: max(1, len(pieces) // TRAINING_PIECES)], VOCAB_SIZE).save(tokenizer)
-        runs: dict[tuple[int, str], list[Tokenised]] = {}
+        runs: dict[tuple[int, str], list[Tokenized]] = {}
         for count in counts:
-            sides: dict[str, Callable[[], Tokenised]] = {
+            sides: dict[str, Callable[[], Tokenized]] = {
                 OURS: partial(_build, source, tokenizer, directory / "out", cores[:count], num_documents),
                 PEER: partial(_peer, source, tokenizer, cores[:count]),
             }
@@ -68,9 +68,9 @@ def run(text_mb: float, num_rounds: int = ROUNDS) -> Result:
     (num_tokens,) = {one.num_tokens for some in runs.values() for one in some}  # both sides do the same work
     bars = _bars(counts, runs)
     return Result(
-        name="tokenisation",
+        name="tokenization",
         title=f"Tokenizing {text_bytes / 1e6:,.0f} MB of text, {num_tokens:,} tokens",
-        command="python -m benchmarks tokenisation --write",
+        command="python -m benchmarks tokenization --write",
         rows=[
             _row(count, side, runs, text_bytes, bar)
             for count, bar in zip(counts, bars, strict=True)
@@ -107,7 +107,7 @@ def _write_text(path: Path, pieces: Sequence[str], num_bytes: int) -> tuple[int,
     return num_documents, written
 
 
-def _build(source: Path, tokenizer: Path, output: Path, cores: Sequence[int], num_documents: int) -> Tokenised:
+def _build(source: Path, tokenizer: Path, output: Path, cores: Sequence[int], num_documents: int) -> Tokenized:
     """Run the command; its tokenizing lasts from the line on the tokenizer to the line on the tokenized documents."""
     command = [sys.executable, "-m", "megatrain", "data", "build", "--input", str(source), "--output", str(output),
                "--tokenizer", str(tokenizer), "--workers", str(len(cores)), "--json"]  # fmt: skip
@@ -124,20 +124,20 @@ def _build(source: Path, tokenizer: Path, output: Path, cores: Sequence[int], nu
     command_s = time.perf_counter() - began
     shutil.rmtree(output)
     num_tokens = sum(meta[split]["tokens"] for split in ("train", "validation"))
-    return Tokenised(num_tokens - num_documents, seen["tokenized"] - seen["tokenizer"], command_s)
+    return Tokenized(num_tokens - num_documents, seen["tokenized"] - seen["tokenizer"], command_s)
 
 
-def _peer(source: Path, tokenizer: Path, cores: Sequence[int]) -> Tokenised:
+def _peer(source: Path, tokenizer: Path, cores: Sequence[int]) -> Tokenized:
     environment = os.environ | {
         "RAYON_NUM_THREADS": str(len(cores)), "TOKENIZERS_PARALLELISM": "true" if len(cores) > 1 else "false",
     }  # fmt: skip
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tokenisation_peer", str(source), str(tokenizer)],
+        [sys.executable, "-m", "benchmarks.tokenization_peer", str(source), str(tokenizer)],
         check=True, env=environment, stdout=subprocess.PIPE, preexec_fn=_limited_to(cores),
     )  # fmt: skip
     found = json.loads(done.stdout)
-    return Tokenised(found["num_tokens"], found["seconds"], time.perf_counter() - began, found["settings"])
+    return Tokenized(found["num_tokens"], found["seconds"], time.perf_counter() - began, found["settings"])
 
 
 def _limited_to(cores: Sequence[int]) -> Callable[[], None]:
@@ -145,11 +145,11 @@ def _limited_to(cores: Sequence[int]) -> Callable[[], None]:
     return partial(os.sched_setaffinity, 0, cores)
 
 
-Runs = Mapping[tuple[int, str], Sequence[Tokenised]]
+Runs = Mapping[tuple[int, str], Sequence[Tokenized]]
 """The runs of a number of workers and a side."""
 
 
-def _rates(runs: Sequence[Tokenised]) -> list[float]:
+def _rates(runs: Sequence[Tokenized]) -> list[float]:
     return [one.num_tokens / one.seconds for one in runs]
 
 
