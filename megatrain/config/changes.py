@@ -51,8 +51,7 @@ _NEUTRAL_KEYS = frozenset(
         "pictures.secret",
     }
 )
-"""Keys that affect how training runs, but not its numerical results. The exception: if optimizer.lr_decay_steps is 0,
-train.steps sets the end of the decay."""
+"""Keys that affect how training runs, but not its numerical results; train.steps only if `_moves_decay` is false."""
 
 
 def model_changes(before: Config, now: Config) -> list[ChangedKey]:
@@ -107,9 +106,19 @@ def training_changes(before: Config, now: Config) -> list[ChangedKey]:
     changes = []
     for section, name in keys:
         values = [getattr(found[section], name) for found in sections]
-        if values[0] != values[1] and f"{section}.{name}" not in _NEUTRAL_KEYS:
-            changes.append(_changed(f"{section}.{name}", values[0], values[1]))
+        key = f"{section}.{name}"
+        is_neutral = key in _NEUTRAL_KEYS and not (key == "train.steps" and _moves_decay(before, now))
+        if values[0] != values[1] and not is_neutral:
+            changes.append(_changed(key, values[0], values[1]))
     return changes
+
+
+def _moves_decay(before: Config, now: Config) -> bool:
+    """Return whether another train.steps moves the end of the learning rate's decay (optimizer.lr_decay_steps = 0)."""
+    ends_with_run = [
+        config.optimizer.lr_schedule != "constant" and not config.optimizer.lr_decay_steps for config in (before, now)
+    ]
+    return any(ends_with_run) and before.resolved_lr_decay_steps != now.resolved_lr_decay_steps
 
 
 def _changed(key: str, before: Value, now: Value) -> ChangedKey:

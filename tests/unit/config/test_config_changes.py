@@ -77,10 +77,21 @@ def test_changes_of_training_are_listed_as_text() -> None:
     )
     assert [str(change) for change in training_changes(config(), now)] == [
         "model.dropout: 0.0 -> 0.1",
+        "train.steps: 5 -> 9",
         'optimizer.name: "adamw" -> "lamb"',
         "optimizer.lr: 0.001 -> 0.002",
         "fp8.skip_layers: [] -> [0, 1]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changed"),
+    [({}, ["train.steps"]), ({"lr_decay_steps": 5}, []), ({"lr_schedule": "constant"}, [])],
+)
+def test_more_steps_are_a_change_if_the_decay_moves(optimizer: dict[str, Any], changed: list[str]) -> None:
+    before = config(optimizer=optimizer)
+    now = config(optimizer=optimizer, train={"steps": 9})
+    assert [change.key for change in training_changes(before, now)] == changed
 
 
 def test_parameters_of_gpt2_small() -> None:
