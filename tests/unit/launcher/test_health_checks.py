@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def test_stuck_check_fails_at_its_deadline(tmp_path: Path) -> None:
         (name, "no answer within 0.2 s") for name in ("one", "two")
     ]
     assert report.results[0].duration_s >= 0.2
+
+
+def test_only_hung_checks_that_a_host_needs_make_it_unfit(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def stuck(context: HealthContext, history: HealthHistory) -> list[HealthFinding]:
+        release.wait(DEADLINE_S)
+        return []
+
+    try:
+        report = run_checks(health_context(tmp_path), [replace(check, run=stuck, deadline_s=0.0) for check in CHECKS])
+    finally:
+        release.set()
+    needed = {"gpu-driver", "gpu-count", "gpu-state", "disk", "shared-memory", "matmul", "memory-copy", "loopback"}
+    assert {result.name for result in report.failed} == needed
+    assert {name for name, outcome in outcomes(report).items() if outcome == "warning"} == {
+        "kernel-log", "memory", "memory-errors", "open-files", "locked-memory", "clock", "network", "infiniband"
+    }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -86,7 +86,7 @@ function twoParts(large: number, largeUnit: string, small: number, smallUnit: st
   return `${large}${NARROW_SPACE}${largeUnit}${rest}`;
 }
 
-/** Seconds -> "412 us" (with the sign of micro), "412 ms", "3.21 s", "2 min 5 s", "1 h 4 min", "3 d 4 h". */
+/** Seconds, in microseconds up to days: "412 ms", "3.21 s", "2 min 5 s", "1 h 4 min", "3 d 4 h". */
 export function durationText(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) {
     return NOT_KNOWN;
@@ -160,7 +160,7 @@ export function sentence(text: string): string {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** A ratio: 1.083 -> "1.083" and the times sign */
+/** A ratio, with the times sign behind it. */
 export function timesText(ratio: number | null | undefined, digits = 3): string {
   return ratio === null || ratio === undefined ? NOT_KNOWN : `${ratio.toFixed(digits)}\u00d7`;
 }

@@ -37,7 +37,7 @@ function OutcomeLine({ outcome }: { outcome: Outcome }): JSX.Element {
     return (
       <p class="outcome" role="alert">
         <Badge tone="bad" shape="octagon">
-          refused
+          {outcome.error.status === 0 ? "no answer" : "refused"}
         </Badge>{" "}
         {outcome.error.message}
       </p>

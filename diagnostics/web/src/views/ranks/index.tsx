@@ -22,9 +22,6 @@ import { RanksCanvas } from "./canvas";
 import { useLiveRanks } from "./live-ranks";
 import { RankPanel } from "./panel";
 
-/** Up to this number of ranks, cells show text and the legend needs no letters. */
-const MOST_CARDS = 16;
-
 const COLORS = [
   { value: "state", label: "state" },
   { value: "step", label: "step" },
@@ -76,7 +73,7 @@ function Key({ picture, color }: { picture: RanksPicture; color: RanksColor }): 
       {keyEntries(picture, color).map((entry) => (
         <li key={entry.text}>
           <span class="picture-swatch" style={{ backgroundColor: entry.color }} aria-hidden="true" />
-          {(entry.letter ?? "") === "" || picture.numRanks <= MOST_CARDS ? null : <code>{entry.letter}</code>}
+          {(entry.letter ?? "") === "" ? null : <code>{entry.letter}</code>}
           {entry.text}
         </li>
       ))}
