@@ -24,10 +24,10 @@ from tests.helpers.source_tree import ROOT
 
 CONFIG = ROOT / "configs" / "llama3_8b.toml"
 NUM_MICROBATCHES = 8
-"""Of a step on one GPU. The traced one is a later one, which adds to the gradients of the first."""
+"""Micro-batches of a step on one GPU. One after the first is traced: it adds to the gradients of the first."""
 SHARED, ONE_GPU, FP8, PLAIN = "configs/llama3_8b.toml", "one GPU, bf16", "one GPU, FP8", "one GPU, plain torch"
 LAUNCHES_BAR, BYTES_BAR = 0.5, 0.5
-"""Most launches and bytes of a layer in bf16, as a part of plain torch's without a compiler."""
+"""Limits of the launches and bytes of a layer in bf16, divided by those of plain torch without a compiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _notes(config: Config, step: Kernels) -> list[str]:
         "predicted, not measured: no GPU",
         "peaks: NVIDIA's data sheets of H100 and H200, SXM, without sparsity, NVLink in one direction",
         "us: the greater of bytes / bandwidth and FLOPs / peak of each kernel, added up; a real kernel takes longer",
-        "limit: what the greater time is of; with a share where several kernels have different limits",
+        "limit: what takes the greater time; if kernels have different limits, the one with most time, and its share",
         (
             "launches, MB, GFLOP: counted by a dispatch mode while the code runs on the meta device; one layer is a "
             "model of three layers without a model of two"
@@ -194,8 +194,8 @@ def _notes(config: Config, step: Kernels) -> list[str]:
         "MB: each argument and result of an operator once; of NVLink the bytes that a rank sends",
         "GFLOP: matrix products and attention, whose backward computes the scores again",
         f"{SHARED}: rank 0 of its layout; each sample counts as one document; exchanges count as not overlapped",
-        f"one GPU: a later one of {NUM_MICROBATCHES} micro-batches of one sample of {config.model.seq_len} tokens",
-        f"{FP8}: tensorwise, with current scales; a GPU's plain torch: under autocast, without a compiler",
+        f"one GPU: one after the first of {NUM_MICROBATCHES} micro-batches, with one sample of {config.model.seq_len} tokens",
+        f"{FP8}: tensorwise recipe with current scales; {PLAIN}: under autocast, without a compiler",
         (
             f"step: forward and backward of {config.model.num_layers} layers, embedding and head, {num_microbatches} "
             "micro-batches; not in it: small sums over ranks, reduction of gradients, update, gather"

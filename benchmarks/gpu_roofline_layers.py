@@ -54,7 +54,7 @@ class MicroBatch:
 def our_micro_batch(config: Config, num_layers: int) -> MicroBatch:
     """Return the kernels of a micro-batch of rank 0, for the model with `num_layers` layers on one pipeline stage.
 
-    With ZeRO-1 and several micro-batches it is a later one, which adds its gradients to those of the first.
+    With ZeRO-1 and several micro-batches it is one after the first, which adds its gradients to those of the first.
     """
     tables = config.to_dict()
     tables["model"] |= {"num_layers": num_layers}

@@ -36,7 +36,7 @@ class ProducersFile(Closable):
             self._write(producers)
 
     def update(self) -> None:
-        """Write the failures again, if producers are named. Without space, the file from before remains."""
+        """Write the failures again, if producers are named. If the disk is full, the earlier file remains."""
         with self._lock, suppress(CheckpointError):
             if self._producers is not None:
                 self._write(self._producers)
