@@ -194,7 +194,10 @@ def _notes(config: Config, step: Kernels) -> list[str]:
         "MB: each argument and result of an operator once; of NVLink the bytes that a rank sends",
         "GFLOP: matrix products and attention, whose backward computes the scores again",
         f"{SHARED}: rank 0 of its layout; each sample counts as one document; exchanges count as not overlapped",
-        f"one GPU: one after the first of {NUM_MICROBATCHES} micro-batches, with one sample of {config.model.seq_len} tokens",
+        (
+            f"one GPU: one after the first of {NUM_MICROBATCHES} micro-batches, with one sample of "
+            f"{config.model.seq_len} tokens"
+        ),
         f"{FP8}: tensorwise recipe with current scales; {PLAIN}: under autocast, without a compiler",
         (
             f"step: forward and backward of {config.model.num_layers} layers, embedding and head, {num_microbatches} "
