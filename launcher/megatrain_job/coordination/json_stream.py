@@ -45,7 +45,7 @@ class JsonStream(Closable):
             )
             read_response(self._exchange.status, content)
         while not self._lines:
-            if not self._receive(deadline):
+            if not self._receive(deadline) and not self._lines:
                 raise InvalidResponseError("the stream ended before its first message")
 
     def next(self, silence_s: float) -> JsonObject | None:

@@ -14,6 +14,7 @@ from megatrain.contracts.files.file_locks import is_locked
 from megatrain.conversion import start_from_hf
 from megatrain.conversion.hugging_face import import_hf
 from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf
+from megatrain.data.tokenizer import train_tokenizer
 from megatrain_launcher.commands.launch import with_imported_model
 from megatrain_launcher.launch.flags import LaunchFlags
 from tests.helpers.hf_models import export, random_parameters, tiny
@@ -48,6 +49,14 @@ def test_configured_keys_override_the_model_of_the_files(tmp_path: Path, source:
     assert config.model.norm == "rmsnorm_zero_centered"
     assert Path(config.checkpoint.load) == tmp_path / "run" / IMPORTED_NAME
     assert read_manifest(LocalLocation(Path(config.checkpoint.load))).step == 0
+
+
+def test_configured_tokenizer_overrides_the_one_of_the_files(tmp_path: Path, source: Path) -> None:
+    train_tokenizer(["to be or not to be"], 257).save(source / "tokenizer.json")
+    for more, tokenizer in (("", source / "tokenizer.json"), ('[data]\ntokenizer = "/own/tokenizer.json"\n', None)):
+        path = job_file(tmp_path, more)
+        settings = settings_from_hf(path, [], source)
+        assert load_config(path, settings).config.data.tokenizer == str(tokenizer or "/own/tokenizer.json")
 
 
 def test_the_weights_are_imported_once(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,17 @@ def test_silence_is_reported_while_the_host_is_connected(
     assert [one.kind for one in found] == [SILENT] * count
 
 
+def test_forgotten_host_keeps_no_problem_and_takes_none_along() -> None:
+    watch = watched([HOT] * 4)
+    other = replace(PLACE, host="host-1")
+    for moment_s, place in ((NOW_S, other), *((NOW_S + 7190 + 10 * number, PLACE) for number in range(4))):
+        watch.tick(moment_s)
+        for _, table in device_tables(sample(moment_s, LOST if place is other else HOT), place):
+            watch.consume(table)
+    found = watch.problems({"host-1", "host-2"})
+    assert [(one.host, one.kind) for one in found] == [("host-2", DEGRADED)]
+
+
 def test_problems_are_listed_worst_first() -> None:
     watch = watched([LINK, replace(LINK, is_up=False, state="DOWN"), HOT, HOT, HOT, HOT, xid(48)])
     found: tuple[DeviceProblem, ...] = watch.problems({"host-2"})

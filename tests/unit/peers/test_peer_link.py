@@ -196,6 +196,15 @@ def test_peer_that_never_reads_is_given_up() -> None:
         client.send(bytes(64 << 20))
 
 
+def test_nothing_is_sent_after_the_deadline() -> None:
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=DEADLINE_S, call_s=600.0, total_s=0.05))
+    with client, server:
+        with pytest.raises(CommunicationError, match=r"client: (too slow|timed out)"):
+            server.receive_into(memoryview(bytearray(1)))
+        with pytest.raises(CommunicationError, match="client: too slow"):
+            server.send(b".")
+
+
 def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
     client, server, _ = authenticated_pair(PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.3))
     is_over = threading.Event()
