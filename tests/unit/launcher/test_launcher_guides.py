@@ -13,6 +13,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import PHASES, IncidentKind, IncidentState
 from megatrain_job.commands.etcd_flags import _CONF_KEYS
 from megatrain_job.failures.verdict import Label
+from megatrain_launcher.commands.status import StatusCode
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.health.checks import CHECKS
 from megatrain_launcher.rendezvous.settings import _SECONDS
@@ -60,12 +61,13 @@ def test_guide_and_reference_have_all_exit_codes() -> None:
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
     of_verbs = {ExitCode.NOT_FOUND, ExitCode.REFUSED}  # of the commands that read a job
     assert codes == {int(code) for code in ExitCode} - of_verbs
-    table = (
-        (GUIDES.parent / "reference" / "commands.md").read_text(encoding="utf-8").split("| code | name | kind |", 1)[1]
-    )
-    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", table, re.MULTILINE)
+    reference = (GUIDES.parent / "reference" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", reference.split("| code | name | kind |", 1)[1], re.MULTILINE)
     assert all(ExitCode(int(code)).name == name for code, name in rows)
     assert of_verbs < {int(code) for code, _ in rows}
+    rows = re.findall(r"^\| (\d+) \| `([a-z ]+)` \| ([a-z]+)", reference, re.MULTILINE)
+    of_status = {(answer if kind == "running" else kind): int(code) for code, kind, answer in rows}
+    assert of_status == {code.name.lower().replace("_", " "): int(code) for code in StatusCode}
 
 
 RUNBOOK = ROOT / "docs" / "runbooks" / "host-evicted-or-cordoned.md"
