@@ -61,16 +61,20 @@ class EtcdClient(Closable):
         self.gateway = Gateway(settings)
 
     def close(self) -> None:
-        """Close all connections. Watches, elections and other open objects of this client fail."""
+        """Close all connections. Calls and campaigns in progress fail; watches and renewals of leases end."""
         self.gateway.close()
 
     def get(self, key: Text, *, revision: int = 0, deadline_s: float | None = None) -> KeyValue | None:
-        """Return a key's newest value (or the one at `revision`), None if it does not exist."""
+        """Return a key with its newest value, or that at `revision`; None if the key did not exist then."""
         items = self.read(Range(KeyRange.key(key), revision=revision), deadline_s=deadline_s).items
         return items[0] if items else None
 
     def read(self, request: Range, *, deadline_s: float | None = None) -> RangeResponse:
-        """Return the newest content of a range, from a member that has confirmed that it is up to date."""
+        """Return the content of a range, the newest or that at the request's revision.
+
+        The answer comes from a member that has confirmed that it is up to date.
+        Raises: CompactedError or FutureRevisionError when etcd does not have the request's revision.
+        """
 
         def decode(response: JsonObject) -> RangeResponse:
             return RangeResponse.from_json(response, request)

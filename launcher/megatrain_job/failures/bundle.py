@@ -134,7 +134,10 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
 
 
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
-    """Return the logs, with an empty log for each missing rank below the highest one."""
+    """Return the logs, with an empty log for each missing rank below the highest one.
+
+    The logs are returned unchanged if a name is not a rank's number, or if half of the ranks or more are missing.
+    """
     known = {int(log.rank): log for log in logs if log.rank.isdecimal()}
     if len(known) < len(logs) or not known or max(known) >= 2 * len(known):
         return logs
@@ -207,7 +210,7 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank that most other logs name, by rank or by host; None if they name none, or there is a tie."""
+    """Return the rank that the most other logs name, by rank or by host; None if no log names one, or there is a tie."""
     by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
     for index, log in enumerate(logs):

@@ -211,7 +211,7 @@ def moment(text: str) -> float:
 
 
 def place_text(note: Note) -> str:
-    """Return the place of a note: "step 1,200", or its time in UTC."""
+    """Return the step or the time of a note: "step 1,200", or the time in UTC."""
     return time_text(note.at_unix_s or 0.0) if note.step is None else f"step {note.step:,}"
 
 

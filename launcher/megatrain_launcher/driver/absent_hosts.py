@@ -41,7 +41,7 @@ _MIN_HOSTS = 3
 _MANY = 2
 """If fewer hosts than this are missing, etcd does not count as the cause."""
 _MAX_HOLDS = 20
-"""The most holds of a round that become incidents; later ones are only logged, because a lease may flap for days."""
+"""The most holds of a round that become incidents; a later one only raises an alarm, because a lease may flap for days."""
 
 
 @dataclass(frozen=True, slots=True)
