@@ -170,7 +170,8 @@ class Evidence:
     line: str
     culprit: str | None
     time_s: float | None
-    """Time of day in the line, in seconds: enough to order the ranks' reports of one failure."""
+    """Time of day in the line, in seconds since midnight; None if the line has none. It orders the ranks' reports of one
+    failure."""
 
     @property
     def verdict(self) -> Verdict:

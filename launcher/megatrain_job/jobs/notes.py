@@ -138,10 +138,12 @@ class NoteWriter:
         try:
             return self._log.append(entry, checked)
         except _AlreadyError as already:
-            same = (already.entry.kind, already.entry.reason, already.entry.user)
-            if same != (entry.kind, entry.reason, entry.user):
+            known = already.entry
+            is_same = (known.kind, known.reason, known.user) == (entry.kind, entry.reason, entry.user)
+            # the time of a note may be that of the call, which differs when the same request is sent again
+            if not is_same or (entry.kind == RETRACTION and known.target != entry.target):
                 raise NoteRefusedError("this idempotency_key was used for another request; use a new one") from None
-            return already.entry
+            return known
 
     def _entry(self, kind: str, target: str, reason: str, author: Author, key: str) -> ActionEntry:
         now_s = self._clock()
