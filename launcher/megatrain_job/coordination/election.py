@@ -151,8 +151,9 @@ class Election:
         """Wait until this candidate leads. If cancelled, withdraw its key and return None.
 
         `is_dead` is called every second with the key of the candidate before this one, and four times a second while
-        `is_suspected` returns True or the last call returned True. If `is_dead` returns True twice in a row, that candidate's process is proven dead:
-        this candidate revokes the dead one's lease, which deletes all its keys, instead of waiting for the TTL.
+        `is_suspected` returns True or the last call returned True. If `is_dead` returns True twice in a row, that
+        candidate's process is proven dead: this candidate revokes the dead one's lease, which deletes all its keys,
+        instead of waiting for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the
@@ -184,7 +185,7 @@ class Election:
         return None
 
     def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
-        """Return the create revision of the candidate's key. Writes the key unless an earlier campaign with this lease did."""
+        """Write the candidate's key unless an earlier campaign with this lease did; return its create revision."""
         put = Put(key, value, keeper.lease_id)
         # a repeated transaction finds the key of its first try
         response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)

@@ -43,7 +43,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _SLOW_AFTER_PART = 0.3
 """A timeout shows that a member is frozen if the time limit was at least this fraction of `attempt_s`."""
 _SHORTEST_TRY_S = 0.05
-"""With less time left no further attempt is made: it would only replace an informative error with "no answer in time"."""
+"""With less time left, no further try is made: it would only replace an informative error with "no answer in time"."""
 
 
 class Gateway:

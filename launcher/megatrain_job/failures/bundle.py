@@ -183,9 +183,7 @@ def _is_cascade(log: RankLog) -> bool:
 
 
 def _first(logs: list[RankLog]) -> RankLog:
-    """Return the heaviest log; of several, the one with the earliest line. A log whose line has no time is returned only
-    if no line has one; then it is the log of the lowest rank.
-    """
+    """Return the heaviest log; of several, the one with the earliest line, or the first one if no line has a time."""
     heaviest = _heaviest(logs)
     timed = _timed(heaviest)
     if not timed:
@@ -230,7 +228,7 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank that the most other logs name, by rank or by host; None if no log names one, or there is a tie."""
+    """Return the rank that the most other logs name, by rank or by host; None if none is named, or there is a tie."""
     by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
     for index, log in enumerate(logs):
