@@ -35,6 +35,10 @@ class RestartingThread:
         return self._problem if time.monotonic() < self._well_at else ""
 
     @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
     def is_current(self) -> bool:
         """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread

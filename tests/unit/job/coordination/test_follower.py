@@ -53,7 +53,7 @@ def test_failed_thread_restarts_and_reports_it_once(short_pauses: None, caplog: 
         closed.set()
         thread.join(DEADLINE_S)
 
-    assert "watchman" not in {one.name for one in threading.enumerate()}
+    assert not thread.is_alive
     reported = [record.getMessage() for record in caplog.records]
     assert reported == [
         "watchman failed: ValueError: the same; it starts again", "watchman failed: another; it starts again",
@@ -70,7 +70,7 @@ def test_thread_of_an_ending_program_does_not_restart(short_pauses: None) -> Non
 
     thread = RestartingThread("watchman", run, closed)
     thread.join(DEADLINE_S)
-    assert "watchman" not in {one.name for one in threading.enumerate()}
+    assert not thread.is_alive
 
 
 class FollowingConsumer:
