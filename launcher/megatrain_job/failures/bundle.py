@@ -137,7 +137,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
     """Return the logs, with an empty log for each missing rank below the highest one.
 
-    The logs are returned unchanged if a name is not a rank's number, or if half of the ranks or more are missing.
+    The logs are returned unchanged if a name is not a number, or if more than half of the ranks are missing.
     """
     known = {int(log.rank): log for log in logs if log.rank.isdecimal()}
     if len(known) < len(logs) or not known or max(known) >= 2 * len(known):
