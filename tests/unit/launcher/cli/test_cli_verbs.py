@@ -314,7 +314,7 @@ def test_unanswered_request_outlives_an_outage_of_etcd(tmp_path: Path) -> None:
         thread = threading.Thread(target=end_etcd, name="end of etcd")
         thread.start()
         with pytest.raises(CoordinationError, match="the request is deleted when its lease ends; etcd: "):
-            list(request_events(client, keys, request, timeout_s=4.0))
+            list(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=DEADLINE_S / 30))
         thread.join()
 
 
