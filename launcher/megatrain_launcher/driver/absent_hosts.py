@@ -221,7 +221,7 @@ def _part_of(names: tuple[str, ...], round_: Round) -> str:
 def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
     """Return the incident of leases that were lost and regained without a recorded hold, so that each loss is recorded.
 
-    No hold is recorded while no driver leads, or if the lease is regained within _TOLERATED_S.
+    No hold is recorded while no driver leads, or if the lease is regained before the driver decides to hold.
     """
     names = _returned(state, round_)
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
