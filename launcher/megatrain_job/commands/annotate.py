@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the note, and print its id and place.
+    """Write the note, and print its id and its step or time; with --retract, retract a note, and print its id.
 
     Raises: JobLocationError, UsageError, NotFoundError, NoteRefusedError, CoordinationError, DataError.
     """

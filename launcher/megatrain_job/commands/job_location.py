@@ -43,7 +43,7 @@ _ATTEMPT_S = 2.0
 _CALL_S = 4.0
 _MAX_JOBS = 1000
 _OWN_CALL_S = 1.0
-"""A job's own etcd has only one member: if that does not answer at once, it is not running."""
+"""A job's own etcd has only one member: if this member does not answer within this time, the etcd is not running."""
 
 
 class JobLocationError(UsageError):
@@ -255,7 +255,7 @@ def _only_job(client: EtcdClient) -> str:
 
 
 def list_jobs(client: EtcdClient) -> tuple[str, ...]:
-    """Return the names of the jobs that have a record in this etcd. Raises: CoordinationError."""
+    """Return the names of the jobs that have a record in this etcd, at most 1,000. Raises: CoordinationError."""
     names: list[str] = []
     end = KeyRange.prefix(ROOT).end
     start = ROOT.encode()

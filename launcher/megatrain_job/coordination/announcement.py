@@ -1,4 +1,6 @@
-"""A program's record in etcd, with a lease: it disappears soon after the program exits, and is rewritten if lost."""
+"""A program's record in etcd, with a lease: etcd deletes it soon after the program exits, and the program rewrites it
+when it is lost.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _NOT_YET = "not announced yet"
 
 
 class Announcement:
-    """Keeps a record in place until `close`, through outages of etcd.
+    """Keeps a record in etcd until `close`, and writes it again after an outage of etcd.
 
     consequence: what does not work while the record is missing; a part of the logged warning.
     """

@@ -52,8 +52,8 @@ class Lease:
 class EtcdClient(Closable):
     """Safe to use from many threads. Every method raises CoordinationError naming endpoints and key.
 
-    Calls that are safe to apply twice (`is_repeatable`) are tried at every endpoint until the deadline. By default
-    `put` and `delete` are repeatable, and `txn` is not.
+    A call that was sent and not answered is sent again, to every endpoint until the deadline, because applying it twice
+    has the same effect as once; a transaction only if its caller states this (`is_repeatable`).
     """
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -61,16 +61,20 @@ class EtcdClient(Closable):
         self.gateway = Gateway(settings)
 
     def close(self) -> None:
-        """Close all connections. Watches, elections and other open objects of this client fail."""
+        """Close all connections. Calls and campaigns in progress fail; watches and renewals of leases end."""
         self.gateway.close()
 
     def get(self, key: Text, *, revision: int = 0, deadline_s: float | None = None) -> KeyValue | None:
-        """Return a key's newest value (or the one at `revision`), None if it does not exist."""
+        """Return a key with its newest value, or that at `revision`; None if the key did not exist then."""
         items = self.read(Range(KeyRange.key(key), revision=revision), deadline_s=deadline_s).items
         return items[0] if items else None
 
     def read(self, request: Range, *, deadline_s: float | None = None) -> RangeResponse:
-        """Return the newest content of a range, from a member that has confirmed that it is up to date."""
+        """Return the content of a range, the newest or that at the request's revision.
+
+        The answer comes from a member that has confirmed that it is up to date.
+        Raises: CompactedError or FutureRevisionError when etcd does not have the request's revision.
+        """
 
         def decode(response: JsonObject) -> RangeResponse:
             return RangeResponse.from_json(response, request)
@@ -127,34 +131,29 @@ class EtcdClient(Closable):
             items += page.items
         return RangeResponse(first.revision, tuple(items), has_more=False)
 
-    def put(
-        self,
-        key: Text,
-        value: Text,
-        *,
-        lease_id: int = 0,
-        is_repeatable: bool = True,
-        deadline_s: float | None = None,
-    ) -> int:
+    def put(self, key: Text, value: Text, *, lease_id: int = 0, deadline_s: float | None = None) -> int:
         """Write a key and return the new revision. A repeated put may be applied after another client's put.
 
-        Raises: LeaseLostError when the lease does not exist; UnknownOutcomeError when the put is not repeatable and
-        was not answered.
+        Raises: LeaseLostError when the lease does not exist.
         """
         request = Put(key, value, lease_id)
         response = self._call(
-            "/v3/kv/put", request.to_json(), PutResponse.from_json, "put", KeyRange.key(key), deadline_s,
-            is_write=True, is_repeatable=is_repeatable,
-        )  # fmt: skip
+            "/v3/kv/put", request.to_json(), PutResponse.from_json, "put", KeyRange.key(key), deadline_s, is_write=True
+        )
         return response.revision
 
-    def delete(self, keys: KeyRange | Text, *, is_repeatable: bool = True) -> DeleteResponse:
+    def delete(self, keys: KeyRange | Text) -> DeleteResponse:
         """Delete a key or a range. The response counts the keys that the last try deleted."""
         request = Delete(keys if isinstance(keys, KeyRange) else KeyRange.key(keys))
         return self._call(
-            "/v3/kv/deleterange", request.to_json(), DeleteResponse.from_json, "delete", request.keys, None,
-            is_write=True, is_repeatable=is_repeatable,
-        )  # fmt: skip
+            "/v3/kv/deleterange",
+            request.to_json(),
+            DeleteResponse.from_json,
+            "delete",
+            request.keys,
+            None,
+            is_write=True,
+        )
 
     def txn(
         self,

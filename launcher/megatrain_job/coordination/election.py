@@ -151,8 +151,9 @@ class Election:
         """Wait until this candidate leads. If cancelled, withdraw its key and return None.
 
         `is_dead` is called every second with the key of the candidate before this one, and four times a second while
-        `is_suspected` returns True. If `is_dead` returns True twice in a row, that candidate's process is proven dead:
-        this candidate revokes the dead one's lease, which deletes all its keys, instead of waiting for the TTL.
+        `is_suspected` returns True or the last call returned True. If `is_dead` returns True twice in a row, that
+        candidate's process is proven dead: this candidate revokes the dead one's lease, which deletes all its keys,
+        instead of waiting for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the
@@ -184,7 +185,7 @@ class Election:
         return None
 
     def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
-        """Put the candidate's key and return its create revision. It may exist from a campaign with the same lease."""
+        """Write the candidate's key unless an earlier campaign with this lease did; return its create revision."""
         put = Put(key, value, keeper.lease_id)
         # a repeated transaction finds the key of its first try
         response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)
@@ -204,7 +205,7 @@ class Election:
         is_dead: Callable[[KeyValue], bool],
         is_suspected: Callable[[], bool],
     ) -> None:
-        """Wait until the key of an item is gone, or the caller must read the keys again."""
+        """Wait until the key of an item is gone, the watch ends, or the campaign is cancelled."""
         checks = DeathChecks()
         with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
             while watch.is_open and not is_cancelled():

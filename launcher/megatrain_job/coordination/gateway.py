@@ -41,9 +41,9 @@ _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses, in seconds, after each pass over all endpoints; the last one repeats."""
 _SLOW_AFTER_PART = 0.3
-"""A member that does not answer within this fraction of `attempt_s` counts as frozen."""
+"""A timeout shows that a member is frozen if the time limit was at least this fraction of `attempt_s`."""
 _SHORTEST_TRY_S = 0.05
-"""With less time left no attempt is made: it would only replace an informative error with "no answer in time"."""
+"""With less time left, no further try is made: it would only replace an informative error with "no answer in time"."""
 
 
 class Gateway:
@@ -142,7 +142,7 @@ class Gateway:
             ) from error  # fmt: skip
 
     def open_stream(self, endpoint: Endpoint, path: str, body: JsonObject, *, what: str) -> JsonStream:
-        """Start a call with a streamed response. The caller closes it. Raises: CoordinationError."""
+        """Start a call with a streamed response; the caller closes the stream. Raises: CoordinationError."""
         deadline = Deadline(self.settings.attempt_s)
         try:
             token = self.log_in.token(endpoint, what, deadline)
@@ -259,9 +259,9 @@ class Gateway:
         return self._cluster_id or ""
 
     def _cluster_of(self, response: JsonObject, endpoint: Endpoint) -> str | None:
-        """Return the cluster id in a response. Raises: MalformedError when it differs from that of earlier ones.
+        """Return the cluster id in a response; None for an empty response of etcd 3.4, which has no header.
 
-        etcd 3.4 leaves the header out of an empty response.
+        Raises: MalformedError when the id is missing, or differs from that of earlier responses.
         """
         header = response.get("header")
         if header is None and not response.keys() - {"alarms"}:

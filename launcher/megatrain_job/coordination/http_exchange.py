@@ -24,7 +24,7 @@ much as parsing."""
 
 
 class HttpExchange:
-    """A POST and its response. Send `request`, then `feed` bytes from the socket; it returns those of the body."""
+    """A POST and its response. Send `request`, then pass received bytes to `feed`, which returns those of the body."""
 
     def __init__(
         self,

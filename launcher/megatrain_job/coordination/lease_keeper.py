@@ -1,9 +1,10 @@
 """Keeps a lease alive from a separate thread: the heartbeat of a host.
 
 States until `close`, after which the state is CLOSED unless the lease is lost. HELD: renewed within its TTL. DOUBTFUL:
-not renewed for a TTL because etcd cannot be reached; the lease may still exist, because a new etcd leader extends all
-leases. LOST: etcd has answered that the lease does not exist. DOUBTFUL changes to HELD or LOST when etcd answers. LOST
-is final: to continue, a program must first find out whether it was replaced, and then take a new lease.
+not renewed for a TTL, because etcd cannot be reached or refuses this user; the lease may still exist, because a new
+etcd leader extends all leases. LOST: etcd has answered that the lease does not exist. DOUBTFUL changes to HELD or LOST
+with the next answer about the lease. LOST is final: to continue, a program must first find out whether it was replaced,
+and then take a new lease.
 """
 
 from __future__ import annotations

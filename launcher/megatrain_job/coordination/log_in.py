@@ -28,8 +28,8 @@ class RecordFailure(Protocol):
 _AUTHENTICATE = "/v3/auth/authenticate"
 _TOKEN = re.compile(r"[!-~]{1,16384}")
 _MAX_PAUSE_S = 60.0
-"""Ten thousand clients that log in once a minute cost etcd 14 cores at its default --bcrypt-cost of 10 (82 ms for each
-log-in, measured), and one core at 4.
+"""The longest pause. Ten thousand clients that log in once a minute cost etcd 14 cores at its default --bcrypt-cost of
+10 (82 ms for each log-in, measured), and one core at 4.
 """
 
 

@@ -57,8 +57,8 @@ def compact(client: EtcdClient, revision: int) -> None:
 
 
 class HistoryTrimmer:
-    """Keeps about `retention_s` of history: each call of `tick` compacts to the revision that was newest that
-    long ago.
+    """Keeps about `retention_s` of history: `tick` compacts to the newest of the revisions that it recorded at least
+    that long ago.
     """
 
     def __init__(self, client: EtcdClient, *, retention_s: float = 600.0, period_s: float = 60.0) -> None:

@@ -18,7 +18,7 @@ _WELL_S = 10.0
 
 
 class RestartingThread:
-    """Calls `run` until it returns, or until `closed` is set; calls it again after a failure and a growing pause."""
+    """Calls `run`. After a failure and a growing pause it calls `run` again, until `run` returns or `closed` is set."""
 
     def __init__(self, name: str, run: Callable[[], None], closed: threading.Event) -> None:
         self._name = name

@@ -116,7 +116,7 @@ class Watch(Closable):
             yield event
 
     def close(self) -> None:
-        """End the thread, and wait for the end of its call: `attempt_s` at most, `call_s` for a page of a snapshot."""
+        """End the thread, and wait for it: `attempt_s` at most, or `call_s` for each page if it reads a snapshot."""
         self._closed.set()
         self._queue.close()
         with self._lock:
@@ -226,7 +226,9 @@ class Watch(Closable):
         _check_history(next_revision, revision)
 
     def _take(self, message: JsonObject, endpoint: Endpoint) -> bool:
-        """Deliver a message's events; return whether it has any: events need a majority of the members."""
+        """Deliver a message's events; return whether it has any. An event proves that the member is in contact with a
+        majority of the members.
+        """
         if flag_field(message, "canceled"):
             self._take_end(message, endpoint)
         if flag_field(message, "created"):

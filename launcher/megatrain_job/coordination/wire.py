@@ -126,7 +126,9 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key. etcd deletes it when its lease ends; a put without a lease detaches the key from its lease."""
+    """Write one key. etcd deletes a key when its lease ends. A put without a lease detaches the key from its lease,
+    unless `is_lease_kept`.
+    """
 
     key: Text
     value: Text

@@ -19,6 +19,7 @@ from megatrain_job.failures.verdict import LABELS, NO_FAILURE, LabelRow, Verdict
 
 OWN_CAUSE: Final = TIMEOUT + 1
 """The lowest weight of a line about a failure of the rank that wrote it. Waiting and a lost peer weigh less."""
+_DAY_S: Final = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
         named = _named_by_others(_heaviest(causes))
         if named is not None:
             return _of(named, logs, "the other ranks with an equally strong cause name it")
-        return _of(_first(causes), logs, "its log names the strongest cause, or the earliest of equally strong ones")
+        return _of(_first(causes), logs, _why_first(causes))
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
         return _of(ended[0], logs, "its process ended by itself; the others lost it or waited")
@@ -134,7 +135,10 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
 
 
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
-    """Return the logs, with an empty log for each missing rank below the highest one."""
+    """Return the logs, with an empty log for each missing rank below the highest one.
+
+    The logs are returned unchanged if a name is not a number, or if more than half of the ranks are missing.
+    """
     known = {int(log.rank): log for log in logs if log.rank.isdecimal()}
     if len(known) < len(logs) or not known or max(known) >= 2 * len(known):
         return logs
@@ -179,12 +183,29 @@ def _is_cascade(log: RankLog) -> bool:
 
 
 def _first(logs: list[RankLog]) -> RankLog:
-    """Return the heaviest log; of several, the one with the earliest line, or the first if a line has no time."""
-    logs = _heaviest(logs)
-    timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
-    if len(timed) == len(logs):
-        return min(timed, key=lambda log: log.evidence.time_s or 0.0 if log.evidence else 0.0)
-    return logs[0]
+    """Return the heaviest log; of several, the one with the earliest line, or the first one if no line has a time."""
+    heaviest = _heaviest(logs)
+    timed = _timed(heaviest)
+    if not timed:
+        return heaviest[0]
+    # times of day: if they are far apart, midnight passed between them
+    latest_s = max(time_s for time_s, _ in timed)
+    return min(timed, key=lambda pair: pair[0] + (_DAY_S if pair[0] < latest_s - _DAY_S / 2 else 0.0))[1]
+
+
+def _timed(logs: list[RankLog]) -> list[tuple[float, RankLog]]:
+    """Return the logs whose deciding line has a time, with this time."""
+    return [(log.evidence.time_s, log) for log in logs if log.evidence is not None and log.evidence.time_s is not None]
+
+
+def _why_first(causes: list[RankLog]) -> str:
+    """Return why `_first` chooses one of several logs with a cause."""
+    heaviest = _heaviest(causes)
+    if len(heaviest) == 1:
+        return "its log names the strongest cause"
+    if _timed(heaviest):
+        return "of the equally strong causes whose lines have a time, its log names the earliest"
+    return "its log names one of the equally strong causes, whose lines have no times"
 
 
 def _heaviest(logs: list[RankLog]) -> list[RankLog]:
@@ -207,7 +228,7 @@ def _behind(logs: list[RankLog]) -> RankLog | None:
 
 
 def _named_by_others(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank that most other logs name, by rank or by host; None if they name none, or there is a tie."""
+    """Return the rank that the most other logs name, by rank or by host; None if none is named, or there is a tie."""
     by_rank = {log.rank: index for index, log in enumerate(logs)}
     by_address: dict[str, list[int]] = {}
     for index, log in enumerate(logs):

@@ -6,11 +6,12 @@ errors are not failures. A message names a host, not a rank: several ranks share
 
 | the positions name | errors | verdict |
 |---|---|---|
-| ranks of one host | there | the same, now certain, with the cause |
+| ranks | on each of their hosts | the same, now certain, with the causes |
 | ranks of several hosts, not for certain | on one of them | its ranks only |
+| ranks of several hosts | on some of them, in other cases | the same, with the causes |
 | ranks | only on other hosts | the same; the contradiction is reported |
 | no rank, or a cycle | on one host of those that may be at fault | that host; its rank if there is only one |
-| no rank, or a cycle | on several of those hosts | none; all of them are reported |
+| no rank, or a cycle | on several of those hosts, or only on other hosts | the same; the errors are reported |
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Evidence:
     line: str
     culprit: str | None
     time_s: float | None
-    """Time of day in the line, in seconds: enough to order the ranks' reports of one failure."""
+    """Time of day in the line, in seconds since midnight, to order the ranks' reports of one failure; None: no time."""
 
     @property
     def verdict(self) -> Verdict:

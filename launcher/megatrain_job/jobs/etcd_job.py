@@ -87,7 +87,9 @@ class EtcdJob:
         clock: Callable[[], float] = time.time,
         max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
-        """The thread calls `changed` with the earlier and the new state, at least every `max_pause_s` seconds."""
+        """The thread calls `changed` with the earlier and the new state after each read: at least every `max_pause_s`
+        seconds, unless reads are slow.
+        """
         settings = client.settings
         self._client, self._keys, self._changed, self._clock = client, keys, changed, clock
         self._max_pause_s = max_pause_s

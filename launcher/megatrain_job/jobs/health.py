@@ -2,7 +2,8 @@
 
     red     the job does not train and does not recover in time, its checkpoints fail, the restart limit is reached,
             its coordination is lost, or one of its GPUs is broken
-    amber   the job recovers, a limit that makes it red is near, or telemetry is missing
+    amber   the job recovers or waits for hosts or a person, a limit that makes it red is near, a host or the driver
+            has a problem, or telemetry is missing
     green   none of these
 
 Each reason has a code that never changes its meaning: alerts and notes refer to it. docs/runbooks/health.md

@@ -138,10 +138,12 @@ class NoteWriter:
         try:
             return self._log.append(entry, checked)
         except _AlreadyError as already:
-            same = (already.entry.kind, already.entry.reason, already.entry.user)
-            if same != (entry.kind, entry.reason, entry.user):
+            known = already.entry
+            is_same = (known.kind, known.reason, known.user) == (entry.kind, entry.reason, entry.user)
+            # the time of a note may be that of the call, which differs when the same request is sent again
+            if not is_same or (entry.kind == RETRACTION and known.target != entry.target):
                 raise NoteRefusedError("this idempotency_key was used for another request; use a new one") from None
-            return already.entry
+            return known
 
     def _entry(self, kind: str, target: str, reason: str, author: Author, key: str) -> ActionEntry:
         now_s = self._clock()
@@ -211,7 +213,7 @@ def moment(text: str) -> float:
 
 
 def place_text(note: Note) -> str:
-    """Return the place of a note: "step 1,200", or its time in UTC."""
+    """Return the step or the time of a note: "step 1,200", or the time in UTC."""
     return time_text(note.at_unix_s or 0.0) if note.step is None else f"step {note.step:,}"
 
 

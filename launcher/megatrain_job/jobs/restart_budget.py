@@ -56,7 +56,10 @@ class RestartBudget:
 def restart_budget(
     incidents: Sequence[Incident], last_step: int | None, now_s: float, *, per_hour: int, without_progress: int
 ) -> RestartBudget:
-    """Return how many restarts are used. incidents: oldest first; last_step: newest completed step."""
+    """Return how many restarts are used.
+
+    incidents: those of the current launch, oldest first. last_step: newest completed step.
+    """
     restarts = [incident for incident in incidents if is_automatic(incident)]
     recent = tuple(restart for restart in restarts if restart.moments.detected >= now_s - HOUR_S)
     return RestartBudget(recent, _without_new_step(restarts, last_step), per_hour, without_progress)

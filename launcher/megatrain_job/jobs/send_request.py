@@ -98,7 +98,8 @@ def request_events(
     at most once, if etcd is unreachable for `unreachable_s`.
 
     Raises: CoordinationError when no driver answers within `accept_s`, or the consumer has not stopped within
-    `timeout_s`: then the request is withdrawn, unless a driver has accepted it.
+    `timeout_s`. Then the request is withdrawn, unless a driver has accepted it; while etcd is unreachable, the request
+    stays until its lease ends.
     """
     began_s = time.monotonic()
     limit_s = min(accept_s, timeout_s)
@@ -163,4 +164,5 @@ def _late(keys: JobKeys, request: JobRequest, limit_s: float, problem: str, *, i
     what = f"job {keys.job!r}: {request.kind} was requested {seconds_text(limit_s)} ago"
     if is_answered:
         return CoordinationError(f"{what} and accepted, but is not done yet (request {request.request_id}){why}")
-    return CoordinationError(f"{what}, but no driver accepted it; the request is withdrawn{why}")
+    fate = "deleted when its lease ends" if problem else "withdrawn"
+    return CoordinationError(f"{what}, but no driver accepted it; the request is {fate}{why}")

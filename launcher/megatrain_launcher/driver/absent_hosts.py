@@ -34,14 +34,14 @@ from megatrain_launcher.liveness import Liveness
 _SLOW_STEPS = 3
 """A host without a lease is evicted if no step is completed for this many times the median step time."""
 _TOLERATED_S = 1.0
-"""Without a second sign, an absence of at most this time is no incident: after an outage of etcd, hosts register again
-one after the other."""
+"""Without a second sign, no incident is opened in this time after a lease is gone: after an outage of etcd, hosts
+register again one after the other."""
 _MIN_HOSTS = 3
 """In a smaller round, the fraction of lost leases does not show whether etcd is the cause."""
 _MANY = 2
 """If fewer hosts than this are missing, etcd does not count as the cause."""
 _MAX_HOLDS = 20
-"""The most holds of a round that become incidents; later ones are only logged, because a lease may flap for days."""
+"""The most holds of a round that become incidents; later ones only raise alarms, because a lease may flap for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,10 @@ def _part_of(names: tuple[str, ...], round_: Round) -> str:
 
 
 def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[OpenIncident, ...]:
-    """Return the incident of leases that were lost and regained while no driver led, so that each loss is recorded."""
+    """Return the incident of leases that were lost and regained without a recorded hold, so that each loss is recorded.
+
+    No hold is recorded while no driver leads, or if the lease is regained before the driver decides to hold.
+    """
     names = _returned(state, round_)
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()

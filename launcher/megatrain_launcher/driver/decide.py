@@ -67,8 +67,8 @@ def skip_unreadable(now: float, state: ClusterState) -> Decision | None:
 def report_lost_launch(now: float, state: ClusterState) -> Decision | None:
     """Open the incident of a lost launch before the first round of the current launch.
 
-    None if no launch was lost, or if the incident exists. The first round takes over the incident like any open one,
-    and the first completed step closes it.
+    None if no launch was lost, if the incident exists, or if a round of this launch exists. The first round takes over
+    the incident like any open one, and the first completed step closes it.
     """
     lost = None if state.job is None else state.job.lost_launch
     has_begun = state.round is not None and not state.is_of_older_launch(state.round)

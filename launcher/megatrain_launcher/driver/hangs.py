@@ -20,7 +20,7 @@ from megatrain_job.failures.hang_activity import reported_positions
 
 _MAX_SENTENCES = 12
 _RANGE = 3
-"""The numbers that describe a range of ranks: the first rank, the number of ranks, the stride."""
+"""A range of ranks is described by this many numbers: the first rank, the number of ranks, the stride."""
 ERRORS_BEFORE_S = 60.0
 """An error of a GPU counts if it occurred at most this long before the ranks' last sign of life: the host's ranks go on
 until they need that GPU, which is within a step."""

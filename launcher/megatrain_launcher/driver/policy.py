@@ -44,7 +44,8 @@ class Policy(RecoveryConfig):
     shrink_after_s: float = 600.0
     """The time to wait for a missing host after a round broke, before the job continues with fewer hosts and slower."""
     has_pair_checks: bool = False
-    """Whether hosts run timed all-reduces in pairs before the first round, and after a failure that names no host."""
+    """Whether hosts run timed all-reduces in pairs: before the first round, before a round that grows by a new host,
+    and after a failure that names no host."""
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
     eviction: Literal["automatic", "approval", "dry-run"] = "automatic"

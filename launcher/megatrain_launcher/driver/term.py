@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.host_verdict import AuditEntry, VerdictOutcome
 from megatrain.contracts.records.job_keys import JobKeys
@@ -93,7 +94,7 @@ class Pace:
         return min(_MAX_PAUSE_S, _PAUSE_FACTOR * decision_s)
 
 
-class Term:
+class Term(Closable):
     """One leadership of this driver, from its election until it steps down."""
 
     def __init__(
@@ -132,10 +133,8 @@ class Term:
         self._reported_at = 0.0
         self._maintained_at = clock()
 
-    def __enter__(self) -> Term:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the probes and the notifier; at the end of the job, record the receipts of its last notifications."""
         self._prober.close()
         if self._notifier is not None:
             is_job_over = self._is_job_over or self._state.end is not None
@@ -294,8 +293,7 @@ class Term:
             self._alarms.set_etcd_alarms(alarms(self._client))
         except CoordinationError as error:
             _logger.warning("etcd's history was not trimmed, or its alarms were not read: %s", error)
-        trims = trims_of(self._keys, self._state.seen)
-        if trims:
+        if trims := trims_of(self._keys, self._state.seen):
             try:
                 self._transact(tuple(trims))
             except NoSpaceError as error:

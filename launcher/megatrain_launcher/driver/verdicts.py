@@ -90,7 +90,7 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
     if judged.kind is not OutcomeKind.ACTED:
         declined = _outcome(now, state, verdict, judged, request.by)
         return VerdictReply(
-            (declined,), f"verdict {verdict.verdict_id} is out of date: {judged.reason}", is_accepted=False
+            (declined,), f"verdict {verdict.verdict_id} is declined: {judged.reason}", is_accepted=False
         )
     actions = _act(now, state, policy, verdict, judged, request)
     return VerdictReply(actions, f"approved: {judged.reason}", is_done=False)

@@ -91,7 +91,7 @@ def _call(client: EtcdClient, path: str, body: Mapping[str, str]) -> JsonObject:
 
 
 def make_certificate(files: TlsFiles, address: str) -> None:
-    """Write a new certificate for an IP address, and its key, to the places that `files` names.
+    """Write a new certificate for an IP address, and its key, to the paths in `files`.
 
     Raises: ConfigError if the package cryptography is missing; OSError.
     """

@@ -91,7 +91,7 @@ def take_lock(directory: Path) -> io.FileIO:
         # etcd locks its own files too, and would exit with an error of its database
         file.close()
         needed = f"{directory / LOCK} cannot be locked ({problem}): the file system has no file locks"
-        advice = "set job.run_directory to a place on a file system with locks, or name an etcd (--rdzv-endpoint)"
+        advice = "set job.run_directory to a directory on a file system with locks, or name an etcd (--rdzv-endpoint)"
         raise ConfigError([f"{needed}, and the job's etcd needs them; {advice}"])
     with suppress(OSError):  # the holder's name is for messages, and the disk may be full
         file.truncate(0)

@@ -37,7 +37,7 @@ class HostAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in --platform."""
+        """The adapter's name in --platform."""
 
     def facts(self) -> HostFacts:
         """Return the facts of this host. Raises: ConfigError when the environment is incomplete or unsuitable."""

@@ -6,6 +6,8 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.coordination.settings import Endpoint
@@ -28,8 +30,9 @@ def interface_address(interface: str) -> str:
 
 
 def address_towards(endpoint: Endpoint) -> str:
-    """Return this host's address on the route to an endpoint. Sends nothing except a name look-up.
+    """Return this host's address on the route to an endpoint; for a unix socket, the loopback address.
 
+    Sends nothing except a name look-up.
     Raises: ConfigError when the name is unknown or there is no route to it.
     """
     if endpoint.path:
@@ -43,6 +46,14 @@ def address_towards(endpoint: Endpoint) -> str:
         problem = f"--rdzv-endpoint: no route from here to {endpoint}: {error.strerror or error}"
         raise ConfigError([f"{problem}; check the name, or give --local-addr=ADDRESS"]) from error
     return address
+
+
+def own_address(endpoints: Sequence[Endpoint]) -> str:
+    """Return `address_towards` the first endpoint to which there is a route; this host's name if there is none."""
+    for endpoint in endpoints:
+        with suppress(ConfigError):
+            return address_towards(endpoint)
+    return socket.getfqdn()
 
 
 def resolve(name: str) -> str:

@@ -29,7 +29,8 @@ from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.watch_event import Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, Operation, Put
-from megatrain_launcher.rendezvous.settings import RendezvousSettings, own_address
+from megatrain_launcher.hosts.address import own_address
+from megatrain_launcher.rendezvous.settings import RendezvousSettings
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)

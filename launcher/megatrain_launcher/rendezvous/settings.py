@@ -8,16 +8,14 @@ This host's address for other hosts is the one from which it reaches etcd, unles
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
-from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
+from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
 
 _NO_ID = "none"
 """torchrun's default id."""
@@ -32,8 +30,6 @@ _SECONDS = {
 _FILES = ("cacert", "cert", "key", "password_file")
 _OF_TORCHRUN = ("timeout",)
 """Keys that torchrun adds itself; `join_timeout` is the newer name of `timeout`."""
-
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +156,3 @@ def _tls(options: Mapping[str, object]) -> TlsFiles | None:
     if not paths:
         return None
     return TlsFiles(ca=paths.get("cacert"), certificate=paths.get("cert"), key=paths.get("key"))
-
-
-def own_address(endpoints: Sequence[Endpoint]) -> str:
-    """Return the address of the interface that leads to the first endpoint with a route. Sends only name look-ups.
-
-    If etcd is on loopback or a unix socket, this is the loopback address, because all clients are on this machine.
-    Without any route, it is the host's name.
-    """
-    for endpoint in endpoints:
-        if endpoint.path:
-            return _LOOPBACK
-        with suppress(OSError):
-            for family, _, _, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM):
-                with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.connect(address)  # a datagram socket only chooses its route
-                    return str(probe.getsockname()[0])
-    return socket.getfqdn()

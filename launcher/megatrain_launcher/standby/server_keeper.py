@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 _SEND_TIMEOUT_S: Final = 5.0
 """A server that accepts no message for this time counts as stuck."""
 _MAX_DEATHS: Final = 2
-"""After this many servers in a row died before they were ready, the next server imports nothing in advance."""
+"""After this many servers in a row died before they were ready, all later servers import nothing in advance."""
 _RESTART_DELAY_S: Final = 0.5
 _SWEEP_INTERVAL_S: Final = 0.01
 

@@ -254,6 +254,16 @@ def test_an_approval_that_comes_too_late_is_refused() -> None:
     assert not job.answer(request).is_accepted
 
 
+def test_approval_beyond_the_limit_is_refused_with_the_rule() -> None:
+    job = begin(replace(APPROVAL, evictions_per_hour=0))
+    verdict_id = job.write_verdict()
+    request = job.ask_about(RequestKind.APPROVE, verdict_id)
+    job.drive()
+    answer = job.answer(request)
+    assert (answer.is_accepted, answer.is_done) == (False, True)
+    assert answer.text.startswith(f"verdict {verdict_id} is declined: 1 host would be evicted as stragglers")
+
+
 def test_an_unknown_verdict_cannot_be_approved() -> None:
     job = begin(APPROVAL)
     job.write_verdict(verdict_id="v-7")

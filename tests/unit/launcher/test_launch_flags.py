@@ -190,7 +190,7 @@ def test_file_system_without_locks_ends_a_launch_in_one_line(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "lock" in line]
     assert "/lock cannot be locked (Operation not supported): the file system has no file locks, and the job's" in line
     assert line.endswith(
-        "set job.run_directory to a place on a file system with locks, or name an etcd (--rdzv-endpoint)"
+        "set job.run_directory to a directory on a file system with locks, or name an etcd (--rdzv-endpoint)"
     )
 
 

@@ -13,9 +13,10 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.coordination.settings import Endpoint
+from megatrain_launcher.hosts.address import own_address
 from megatrain_launcher.rendezvous import torchrun_handler
 from megatrain_launcher.rendezvous.handler import create_handler
-from megatrain_launcher.rendezvous.settings import RendezvousSettings, own_address, read_settings
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
 
 SECRET = "battery staple"
 

@@ -225,7 +225,7 @@ RULES: tuple[Rule, ...] = (
         "program-exited", Label.USER_CODE, EXCEPTION - 2,
         "panicked at", "panicexception", "unhandled exception", "uncaught exception", "exited with exit code 127",
         "no such option", "invalid value for", "unknown argument", "error: argument & invalid",
-        "unrecognized option", "unrecognized option",
+        "unrecognized option",
         is_family=True,
     ),
 )  # fmt: skip

@@ -113,8 +113,7 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
 
 
 def _budget(snapshot: JobSnapshot, activity: JobActivity, now_s: float) -> Iterator[Reason]:
-    incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
-    budget = configured_budget(_config(snapshot), incidents, activity.progress.max_step, now_s)
+    budget = configured_budget(_config(snapshot), snapshot.incidents, activity.progress.max_step, now_s)
     if budget is None or not budget.is_half_used:
         return
     began_s = (budget.recent or budget.without_new_step)[0].moments.detected

@@ -179,10 +179,20 @@ def test_the_rank_with_a_cause_of_its_own_is_the_root() -> None:
         assert not found.verdict.is_cascade, tails
 
 
-def test_the_earliest_of_equal_causes_is_the_root() -> None:
-    tails = {str(rank): f"2026-01-02 03:04:{20 - rank:02d},1 ERROR RuntimeError: boom\n" for rank in range(4)}
-
-    assert classify_bundle(tails).root_rank == "3"
+def test_the_root_of_equal_causes_follows_their_times() -> None:
+    """A day may end between the first failure and the last, and a line may have no time."""
+    of_times = "of the equally strong causes whose lines have a time, its log names the earliest"
+    without = "its log names one of the equally strong causes, whose lines have no times"
+    cases = [
+        (("03:04:20", "03:04:19", "03:04:18", "03:04:17"), "3", of_times),
+        (("00:00:01", "23:59:58", "00:00:02"), "1", of_times),
+        (("", "03:04:07", "03:04:05"), "2", of_times),
+        (("", "", ""), "0", without),
+    ]
+    for times, root, reason in cases:
+        heads = [f"2026-01-02 {time},1 ERROR " if time else "" for time in times]
+        found = classify_bundle({str(rank): f"{head}RuntimeError: boom\n" for rank, head in enumerate(heads)})
+        assert (found.root_rank, found.reason) == (root, reason), times
 
 
 def test_rank_that_is_behind_is_the_root_of_a_hang() -> None:

@@ -98,6 +98,7 @@ GREEN = {
     "of a run without a daemon": {"daemon_session": ""},
     "the daemon receives all": streamed(report()),
     "one restart": {"incidents": restarts(1), "record": make_record(config=LIMITS)},
+    "restarts of an earlier launch": {"earlier_incidents": restarts(4), "record": make_record(config=LIMITS)},
     "first start": {
         "incidents": (), "statuses": {
             f"host-{number}": make_status(number, HostPhase.STARTING, min_step=None, max_step=None)

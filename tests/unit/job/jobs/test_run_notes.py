@@ -113,6 +113,16 @@ def test_note_sent_twice_under_one_key_is_written_once(notes_writer: Writer, tmp
             notes_writer.add(text, author, key="key-00000001")
 
 
+def test_key_of_one_retraction_is_refused_for_another_note(notes_writer: Writer, tmp_path: Path) -> None:
+    first, second = notes_writer.add("the first", ADA), notes_writer.add("the second", ADA)
+    retracted = notes_writer.retract(first.note_id, "wrong", ADA, key="key-00000001")
+    assert notes_writer.retract(first.note_id, "wrong", ADA, key="key-00000001") == retracted
+    for note_id in (second.note_id, "none"):
+        with pytest.raises(NoteRefusedError, match="was used for another request"):
+            notes_writer.retract(note_id, "wrong", ADA, key="key-00000001")
+    assert [note.is_retracted for note in read_notes(RunDirectory(tmp_path))] == [True, False]
+
+
 def test_notes_beyond_sixty_an_hour_are_refused(notes_writer: Writer) -> None:
     for number in range(MAX_AN_HOUR):
         notes_writer.add(f"note {number}", ADA)

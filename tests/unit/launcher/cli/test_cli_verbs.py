@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.incident import IncidentState
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
@@ -294,6 +295,27 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
         thread.join()
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
+
+
+@pytest.mark.slow
+def test_unanswered_request_outlives_an_outage_of_etcd(tmp_path: Path) -> None:
+    """While etcd does not answer, the request cannot be withdrawn, and the error must not state that it is."""
+    keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
+    with (
+        EtcdServers(tmp_path) as servers,
+        EtcdClient(EtcdSettings.of(servers.urls, call_s=3.0)) as client,
+        EtcdClient(EtcdSettings.of(servers.urls)) as other,
+    ):
+
+        def end_etcd() -> None:
+            wait_until(lambda: other.get(keys.request(request.request_id)) is not None, "the request")
+            servers.members[0].kill()
+
+        thread = threading.Thread(target=end_etcd, name="end of etcd")
+        thread.start()
+        with pytest.raises(CoordinationError, match="the request is deleted when its lease ends; etcd: "):
+            list(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=DEADLINE_S / 30))
+        thread.join()
 
 
 def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> None:
