@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
+from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_partly_rotated, split_rotated_
 from tests.helpers.kernels import UNDER_TEST, draw
 from tests.helpers.operator_contract import assert_contract, assert_refused, misaligned, with_gaps
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
@@ -196,6 +196,23 @@ def test_product_of_a_projection(shape: tuple[int, ...]) -> None:
         [x, weight],
         drawn_product(shape, seed=2),
         1e-12,
+    )
+
+
+@pytest.mark.parametrize("shape", [(7, 2, 3, 1, 10), (5, 2, 2, 3, 8)])
+def test_only_the_first_units_are_rotated(shape: tuple[int, ...]) -> None:
+    cos, sin = tables(shape[0], 6)
+
+    def by_llama(product: Tensor) -> Tensor:
+        turned = torch.cat([turned_by_llama(product[..., :-1, :6], cos, sin), product[..., :-1, 6:]], dim=-1)
+        return torch.cat([turned, product[..., -1:, :]], dim=3)
+
+    assert_same(
+        lambda product: torch.cat(split_partly_rotated(product, cos, sin), dim=3),
+        by_llama,
+        [drawn_product(shape)],
+        drawn_product(shape, seed=1),
+        1e-13,
     )
 
 
