@@ -58,7 +58,7 @@ class CopySender:
         self._thread.start()
 
     def offer(self, path: Path) -> None:
-        """Queue the snapshot in this slot to be sent after the current one. Returns at once."""
+        """Queue the snapshot in this slot, in place of one that is queued already. Returns at once."""
         with self._changed:
             self._offered = path
             self._changed.notify()
