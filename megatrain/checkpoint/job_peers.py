@@ -144,8 +144,9 @@ class JobPeers:
             self._copies.offer(slot)
 
     def failure_number(self) -> int:
-        """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks; 0 if
-        snapshots are not copied.
+        """Return this rank's number if the last copy of its snapshot failed, else a number above those of all ranks.
+
+        Without copies: 0.
         """
         return self._copies.failure_number() if self._copies is not None else 0
 
