@@ -196,7 +196,7 @@ def test_peer_that_never_reads_is_given_up() -> None:
         client.send(bytes(64 << 20))
 
 
-def test_nothing_is_sent_after_the_deadline() -> None:
+def test_send_after_the_deadline_fails() -> None:
     client, server, _ = authenticated_pair(PeerLimits(authentication_s=DEADLINE_S, call_s=600.0, total_s=0.05))
     with client, server:
         with pytest.raises(CommunicationError, match=r"client: (too slow|timed out)"):

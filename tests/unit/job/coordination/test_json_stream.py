@@ -14,6 +14,7 @@ from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.transport import Deadline
+from tests.helpers.waiting import DEADLINE_S
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 MESSAGES = [{"created": True}, {"events": [{"kv": {"key": "YQ=="}}]}, {"canceled": True}]
@@ -45,8 +46,8 @@ def stream_of(packets: list[bytes]) -> JsonStream:
 def test_messages_do_not_depend_on_the_packets(places: list[int]) -> None:
     edges = [0, *sorted(set(places)), len(RESPONSE)]
     stream = stream_of([RESPONSE[start:stop] for start, stop in itertools.pairwise(edges)])
-    stream.start(Deadline(60.0))
-    assert [stream.next(60.0) for _ in MESSAGES] == MESSAGES
+    stream.start(Deadline(DEADLINE_S))
+    assert [stream.next(DEADLINE_S) for _ in MESSAGES] == MESSAGES
 
 
 def test_stream_without_a_whole_message_is_an_error() -> None:
@@ -55,4 +56,4 @@ def test_stream_without_a_whole_message_is_an_error() -> None:
         ([RESPONSE[: len(HEAD) + 10]], "the connection was closed in the middle of an answer"),
     ):
         with pytest.raises(InvalidResponseError, match=problem):
-            stream_of(packets).start(Deadline(60.0))
+            stream_of(packets).start(Deadline(DEADLINE_S))
