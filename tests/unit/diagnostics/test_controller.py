@@ -16,6 +16,7 @@ from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
+from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.etcd_records import BURST_S
 from megatrain_diagnostics.events.tables import select
@@ -30,6 +31,10 @@ START_S = 1_800_000_000.0
 _numbers = itertools.count()
 
 
+def with_temperature(finding: Finding, round_number: int) -> Finding:
+    return replace(finding, evidence=(*finding.evidence, f"91 C in round {round_number}"))
+
+
 class EventStream:
     """A controller that gets one step per second."""
 
@@ -42,7 +47,9 @@ class EventStream:
         self.clock_ahead_s = 0.0
 
     def new_controller(self) -> Controller:
-        return Controller(self.client, self.keys.job, "daemon-1", lambda: self.config, START_S)
+        return Controller(
+            self.client, self.keys.job, "daemon-1", lambda: self.config, START_S, with_devices=with_temperature
+        )
 
     def begin(self, job: SyntheticJob) -> None:
         self.controller.consume(empty_groups())
@@ -87,6 +94,7 @@ def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
     assert verdict.gain_s_per_step == pytest.approx(0.27, rel=0.25)
     assert verdict.step_s is not None
     assert verdict.by == "daemon-1"
+    assert verdict.evidence[-1] == "91 C in round 1"
     stream.controller = stream.new_controller()
     stream.begin(job)
     stream.run(job, 40)

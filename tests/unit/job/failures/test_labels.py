@@ -41,6 +41,13 @@ def test_unknown_label_counts_against_no_host() -> None:
         assert (row.counts_against_host, row.is_failure, row.is_sign_of_loss) == (False, True, False), label
 
 
+def test_labels_that_count_against_a_host_are_the_guides() -> None:
+    guide = (ROOT / "docs" / "guides" / "recovery.md").read_text(encoding="utf-8")
+    listed = guide.split("failures that may be its fault (", 1)[1].split(", or no cause in the log)", 1)[0]
+    counting = {label.value for label in Label if label_row(label).counts_against_host}
+    assert counting == {*listed.split(", "), Label.BENIGN.value}
+
+
 def test_code_outside_the_table_lists_and_compares_no_labels() -> None:
     files = [path for path in python_files("launcher") if "rules" not in path.parts and path != TABLE]
     found = [
