@@ -14,6 +14,7 @@ import pytest
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.hosts.kubernetes import KubernetesPlatform
 from megatrain_launcher.hosts.local import LocalPlatform, host_name
@@ -35,6 +36,22 @@ SLURM = {
     "SLURM_TOPOLOGY_ADDR": "s0.s3.node7",
     "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
 }
+
+
+def test_name_of_a_machine_is_a_host_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, host in (
+        ("node-3.example", "node-3.example"),
+        ("a b/c", "a-b-c"),
+        ("..x", "x"),
+        ("-", "host"),
+        ("", "host"),
+    ):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        assert host_name() == host
+
+
+def test_each_session_has_an_id_of_its_own() -> None:
+    assert len({new_session() for _ in range(9)} - {None, ""}) == 9
 
 
 def problem_of(flags: LaunchFlags, environment: Mapping[str, str]) -> str:
