@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     text = capsys.readouterr().out
     assert text.startswith("slow because of its compute: host-1, high confidence")
     assert "the others wait for it" in text
+    assert re.search(r"^hosts +score host-1 [\d.]+ and host-0 0\.0$", text, re.MULTILINE)
 
 
 def test_steps_before_the_slowness_have_no_finding(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
