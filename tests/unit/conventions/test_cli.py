@@ -74,7 +74,6 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "reported"),
     [
         ("", "subcommands:"),
-        ("host", "the following arguments are required: SUBCOMMAND"),
         ("trian", "unknown subcommand 'trian'; did you mean 'train'?"),
         ("--versoin", "unknown option '--versoin' before the subcommand; did you mean '--version'?"),
         ("echo a.toml --train.steps", "--train.steps needs a value: --train.steps=VALUE"),

@@ -115,6 +115,12 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
             client.delete(KeyRange.prefix(other.prefix))
 
 
+def test_missing_subcommand_is_a_usage_error(megatrain: Run) -> None:
+    for verb in ("host", "job"):
+        megatrain(verb, code=2)
+        assert "the following arguments are required: SUBCOMMAND" in megatrain.notes
+
+
 def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatrain: Run, run: Path) -> None:
     megatrain("status", "unknown", code=72)
     assert "job 'unknown': no run directory of that name" in megatrain.notes
