@@ -44,7 +44,8 @@ def test_unchanged_configuration_resumes_at_its_step(is_same_run: bool) -> None:
 def test_change_of_training_keys_is_noted() -> None:
     found = go_on(is_same_run=True, optimizer={"lr": 2e-3}, model={"dropout": 0.1}, train={"steps": 300})
     assert found.progress == PROGRESS
-    assert found.notes == ("changed since: model.dropout: 0.0 -> 0.1", "changed since: optimizer.lr: 0.001 -> 0.002")
+    changes = ("model.dropout: 0.0 -> 0.1", "train.steps: 200 -> 300", "optimizer.lr: 0.001 -> 0.002")
+    assert found.notes == tuple(f"changed since: {change}" for change in changes)
 
 
 def test_weights_of_another_model_are_refused() -> None:
