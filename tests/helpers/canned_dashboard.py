@@ -116,6 +116,9 @@ class _DashboardHandler(BaseHTTPRequestHandler):
             self._send(200, response.model_dump_json().encode(), "application/json")
 
     def do_POST(self) -> None:
+        if self.dashboard.is_down:
+            self.close_connection = True
+            return
         canned = self.dashboard
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.headers["X-Megatrain-Request"] == "1", "the page must send its header"
