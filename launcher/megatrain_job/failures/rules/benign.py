@@ -103,7 +103,8 @@ RULES: tuple[Rule, ...] = (
         "no module named & fall", "no module named & optional", "async_io requires", "please install & if you",
         "tokenizers_parallelism", "process just got forked", "token indices sequence length",
         "some weights of & not initialized", "you should probably train this model", "not been tested with",
-        "legacy behavior", "using `use_cache=true` is incompatible", "asking to truncate to max_length",
+        "legacy behaviour",  # codespell:ignore behaviour -- the spelling of transformers
+        "using `use_cache=true` is incompatible", "asking to truncate to max_length",
         "special tokens have been added", "unauthenticated requests", "torchvision & image extension",
         "failed to load image python extension", "triton is not available", "no c compiler", "wandb: warning",
         "lr_scheduler.step() & before", "detected call of `lr_scheduler.step",

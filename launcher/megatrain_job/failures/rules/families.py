@@ -226,6 +226,7 @@ RULES: tuple[Rule, ...] = (
         "panicked at", "panicexception", "unhandled exception", "uncaught exception", "exited with exit code 127",
         "no such option", "invalid value for", "unknown argument", "error: argument & invalid",
         "unrecognized option",
+        "unrecognised option",  # codespell:ignore unrecognised
         is_family=True,
     ),
 )  # fmt: skip

@@ -120,6 +120,11 @@ def test_an_exceptions_name_in_a_sentence_is_no_exception() -> None:
     assert classify("WARNING ignoring ValueError: odd flag").label == "benign"
 
 
+def test_notes_of_transformers_are_noise() -> None:
+    note = "You are using the default legacy behaviour of the <class 'LlamaTokenizer'>."  # codespell:ignore behaviour
+    assert classify(note).rule == "library-start-noise"
+
+
 def test_rank_of_a_line() -> None:
     ranks = {
         "[rank12]: x": "12",

@@ -56,6 +56,8 @@ USER = [
     "TypeError: forward() got an unexpected keyword argument 'position_ids'",
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x512 and 768x512)",
     "train.py: error: unrecognized arguments: --lrr 0.1",
+    "numactl: unrecognized option '--cpu'",
+    "numactl: unrecognised option '--cpu'",  # codespell:ignore unrecognised
     "[rank0]: AssertionError: hidden size must match",
     "KeyError: 'lm_head.weight'",
     "RuntimeError: Error(s) in loading state_dict for GPT: size mismatch for wte.weight",
