@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -282,23 +282,30 @@ def test_the_end_of_the_job_answers_a_stop(client: EtcdClient, keys: JobKeys, me
         assert "the job has ended with exit code 75: saved at step 1,260" in megatrain("job", "stop")
 
 
-@pytest.mark.slow
-def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
-    keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
+@contextmanager
+def etcd_until(directory: Path, happened: Callable[[EtcdClient], None]) -> Iterator[EtcdClient]:
+    """Yield a client of an etcd that is killed as soon as `happened` returns, which gets another client."""
     with (
-        EtcdServers(tmp_path) as servers,
+        EtcdServers(directory) as servers,
         EtcdClient(EtcdSettings.of(servers.urls, call_s=3.0)) as client,
         EtcdClient(EtcdSettings.of(servers.urls)) as other,
     ):
 
-        def accept_and_end() -> None:
-            _accept(other, keys, request)
+        def end_etcd() -> None:
+            happened(other)
             servers.members[0].kill()
 
-        thread = threading.Thread(target=accept_and_end, name="etcd accepting")
+        thread = threading.Thread(target=end_etcd, name="end of etcd")
         thread.start()
-        last = wait_for_answer(client, keys, request, timeout_s=DEADLINE_S, unreachable_s=0.2)
+        yield client
         thread.join()
+
+
+@pytest.mark.slow
+def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
+    keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
+    with etcd_until(tmp_path, lambda other: _accept(other, keys, request)) as client:
+        last = wait_for_answer(client, keys, request, timeout_s=DEADLINE_S, unreachable_s=0.2)
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
 
@@ -307,21 +314,15 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
 def test_unanswered_request_outlives_an_outage_of_etcd(tmp_path: Path) -> None:
     """While etcd does not answer, the request cannot be withdrawn, and the error must not state that it is."""
     keys, request = JobKeys("demo"), make_request(RequestKind.STOP)
+
+    def await_request(other: EtcdClient) -> None:
+        wait_until(lambda: other.get(keys.request(request.request_id)) is not None, "the request")
+
     with (
-        EtcdServers(tmp_path) as servers,
-        EtcdClient(EtcdSettings.of(servers.urls, call_s=3.0)) as client,
-        EtcdClient(EtcdSettings.of(servers.urls)) as other,
+        etcd_until(tmp_path, await_request) as client,
+        pytest.raises(CoordinationError, match="the request is deleted when its lease ends; etcd: "),
     ):
-
-        def end_etcd() -> None:
-            wait_until(lambda: other.get(keys.request(request.request_id)) is not None, "the request")
-            servers.members[0].kill()
-
-        thread = threading.Thread(target=end_etcd, name="end of etcd")
-        thread.start()
-        with pytest.raises(CoordinationError, match="the request is deleted when its lease ends; etcd: "):
-            list(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=DEADLINE_S / 30))
-        thread.join()
+        list(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=DEADLINE_S / 30))
 
 
 def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> None:
