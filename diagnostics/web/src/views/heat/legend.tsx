@@ -48,8 +48,10 @@ export function Legend({ picture }: { picture: HeatPicture }): JSX.Element {
         {`${isCutHigh ? "\u2265 " : ""}${endText(picture, picture.high)}`}
       </span>
       <span class="faint">{MEANING[picture.scale]}</span>
-      <span class="heat-nothing" aria-hidden="true" />
-      <span class="faint">no data</span>
+      <span class="faint heat-no-data">
+        <span class="heat-nothing" aria-hidden="true" />
+        no data
+      </span>
     </div>
   );
 }
