@@ -31,6 +31,8 @@ class SyntheticJob:
 
     layout: Layout
     ranks_per_host: int = 2
+    hosts: Sequence[str] = ()
+    """By rank; empty: `ranks_per_host` ranks on each host."""
     noise: float = 0.02
     seed: int = 0
     round: int = 1
@@ -60,7 +62,7 @@ class SyntheticJob:
         return self.layout.world_size
 
     def host_of(self, rank: int) -> str:
-        return f"host-{rank // self.ranks_per_host}"
+        return self.hosts[rank] if self.hosts else f"host-{rank // self.ranks_per_host}"
 
     def ranks(self) -> Ranks:
         return rank_rows(self.layout, self.round, [self.host_of(rank) for rank in range(self.world_size)])

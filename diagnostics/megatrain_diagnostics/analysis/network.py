@@ -3,13 +3,13 @@
 The rank of a group with the least time in its collectives arrived last, so its time is nearly the transfer alone. This
 needs no aligned clocks. A group is compared with other groups of its kind, by time per byte, and with its own past. A
 slow pipeline link is not found in this way, because it shows only in receives. So the network is also reported, by
-elimination, if steps became longer and no rank spends more time on compute, data or garbage collection. The hosts that
-are in all slow groups and in no other group are named; if there are none, the hosts in all slow groups, or else in any.
+elimination, if steps became longer and no rank spends more time on compute, data or garbage collection.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
@@ -17,12 +17,36 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.events.roster import Roster, groups_along, replica_groups
-from megatrain_diagnostics.events.tables import Float64
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 _TIMES = 1.5
 """A transfer is slow if it takes this many times its past duration, or the duration expected from other groups."""
 _MIN_PAST = 4
 """Number of past steps that are needed for a comparison with the past."""
+
+
+class HostEvidence(Enum):
+    """How the slow groups show which hosts are the cause."""
+
+    WITHIN_HOST = auto()
+    """Each slow group lies on a single host: its own links are slow, even if other groups of this host are not."""
+    ONLY_SLOW = auto()
+    """The hosts are in all slow groups and in no other group."""
+    ALSO_SOUND = auto()
+    """The hosts are in all slow groups, but also in groups that are not slow."""
+    NONE = auto()
+    """No host is in all slow groups: the hosts of all of them are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSteps:
+    """The slow steps of a window."""
+
+    first_step: int
+    """The first slow step."""
+    num_steps: int
+    """Number of compared steps from `first_step` on; `num_seen` of them were slow."""
+    num_seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +56,8 @@ class SlowNetwork:
     kind: str
     """"data-parallel", "tensor-parallel", or "waiting", which is found by elimination."""
     hosts: tuple[str, ...]
-    """Hosts that may be the cause; a single one if it is certain; none for "waiting"."""
+    """Hosts that may be the cause; none for "waiting"."""
+    host_evidence: HostEvidence
     ranks: tuple[int, ...]
     excess_s: float
     now_s: float
@@ -40,8 +65,14 @@ class SlowNetwork:
     """Past duration, or else the expected duration from other groups."""
     is_against_peers: bool
     is_against_past: bool
-    num_seen: int
+    slow_steps: SlowSteps
     """Steps of the longer window whose duration was nearer to `now_s` than to `before_s`."""
+
+    @property
+    def is_host_certain(self) -> bool:
+        """Whether the slow groups show a single host as the cause."""
+        is_shown = self.host_evidence in (HostEvidence.WITHIN_HOST, HostEvidence.ONLY_SLOW)
+        return is_shown and len(self.hosts) == 1
 
 
 def slow_groups(
@@ -61,15 +92,15 @@ def slow_groups(
     stage_scale = np.median(window.scale, axis=0)[of_tp[:, 0, 0]].astype(np.float64)
     found = []
     of_dp = replica_groups(layout)
-    for kind, now, lately, before, members in (
-        ("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s, of_dp),
-        ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, of_tp),
+    for kind, now, before, members in (
+        ("data-parallel", window.dp_transfer_s, past.dp_transfer_s, of_dp),
+        ("tensor-parallel", window.tp_transfer_s, past.tp_transfer_s, of_tp),
     ):
         if members.shape[2] < 2 or not len(window.steps):
             continue
         if not _has_step_risen(window, past, thresholds):
             before = before[:0]  # the step did not become longer, so longer transfers are overlapped with compute
-        slow_group = _slow_kind(kind, now, lately, before, members, bytes_of[kind], stage_scale, roster, thresholds)
+        slow_group = _slow_kind(kind, now, longer, before, members, bytes_of[kind], stage_scale, roster, thresholds)
         if slow_group is not None:
             found.append(slow_group)
     return tuple(found)
@@ -84,7 +115,7 @@ def _has_step_risen(window: ComparedSteps, past: ComparedSteps, thresholds: Thre
 def _slow_kind(
     kind: str,
     now: Float64,
-    lately: Float64,
+    longer: ComparedSteps,
     before: Float64,
     members: np.ndarray,
     bytes_of: Float64,
@@ -105,19 +136,29 @@ def _slow_kind(
     excess = np.where(against_past, seconds - usual, seconds - expected) * is_slow
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
     before_s = float((usual if against_past[worst] else expected)[worst])
-    slow = [tuple(sorted({roster.host_of(rank) for rank in ranks})) for ranks in members[is_slow].tolist()]
-    sound = [{roster.host_of(rank) for rank in ranks} for ranks in members[~is_slow].tolist()]
+    slow, sound = (
+        [{roster.host_of(rank) for rank in ranks} for ranks in groups.tolist()]
+        for groups in (members[is_slow], members[~is_slow])
+    )
+    hosts, host_evidence = _suspects(slow, sound)
+    lately = (longer.dp_transfer_s if kind == "data-parallel" else longer.tp_transfer_s)[:, worst[0], worst[1]]
     return SlowNetwork(
         kind=kind,
-        hosts=_suspects(slow, sound),
+        hosts=hosts,
+        host_evidence=host_evidence,
         ranks=tuple(sorted(members[is_slow].ravel().tolist())),
         excess_s=float(excess[worst]),
         now_s=float(seconds[worst]),
         before_s=before_s,
         is_against_peers=bool(against_peers[worst]),
         is_against_past=bool(against_past[worst]),
-        num_seen=int((lately[:, worst[0], worst[1]] >= (before_s + float(seconds[worst])) / 2).sum()),
+        slow_steps=_slow_steps(longer.steps, lately, before_s, float(seconds[worst])),
     )
+
+
+def _slow_steps(steps: Int64, durations: Float64, before_s: float, now_s: float) -> SlowSteps:
+    slow = np.flatnonzero(durations >= (before_s + now_s) / 2)
+    return SlowSteps(int(steps[slow[0]]), len(steps) - int(slow[0]), len(slow))
 
 
 def _expected(seconds: Float64, num_bytes: Float64) -> Float64:
@@ -132,11 +173,19 @@ def _expected(seconds: Float64, num_bytes: Float64) -> Float64:
     return expected.reshape(seconds.shape)
 
 
-def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, ...]:
-    """Return the hosts that are in all slow groups and no other group; or else in all slow groups; or else in any."""
-    everywhere = set(slow[0]).intersection(*slow[1:])
-    never_sound = everywhere.difference(*sound)
-    return tuple(sorted(never_sound or everywhere or set().union(*slow)))
+def _suspects(slow: list[set[str]], sound: list[set[str]]) -> tuple[tuple[str, ...], HostEvidence]:
+    """Return the hosts that may be the cause, and how the groups show it. `slow`, `sound`: hosts of each group."""
+    of_any, of_all = set().union(*slow), slow[0].intersection(*slow[1:])
+    never_sound = of_all.difference(*sound)
+    if all(len(hosts) == 1 for hosts in slow):
+        found, shown = of_any, HostEvidence.WITHIN_HOST
+    elif never_sound:
+        found, shown = never_sound, HostEvidence.ONLY_SLOW
+    elif of_all:
+        found, shown = of_all, HostEvidence.ALSO_SOUND
+    else:
+        found, shown = of_any, HostEvidence.NONE
+    return tuple(sorted(found)), shown
 
 
 def by_elimination(
@@ -158,7 +207,7 @@ def by_elimination(
         return None
     waiting = np.flatnonzero(risen[Aspect.WAIT] >= 0.5 * excess_s)
     return SlowNetwork(
-        kind="waiting", hosts=(), ranks=tuple(waiting.tolist()), excess_s=excess_s, now_s=now_s,
-        before_s=before_s, is_against_peers=False, is_against_past=True,
-        num_seen=int((longer.step_s >= (before_s + now_s) / 2).sum()),
+        kind="waiting", hosts=(), host_evidence=HostEvidence.NONE, ranks=tuple(waiting.tolist()), excess_s=excess_s,
+        now_s=now_s, before_s=before_s, is_against_peers=False, is_against_past=True,
+        slow_steps=_slow_steps(longer.steps, longer.step_s, before_s, now_s),
     )  # fmt: skip

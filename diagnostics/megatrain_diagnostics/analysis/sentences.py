@@ -8,7 +8,7 @@ from dataclasses import replace
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates
 from megatrain_diagnostics.analysis.findings import Finding
-from megatrain_diagnostics.analysis.network import SlowNetwork
+from megatrain_diagnostics.analysis.network import HostEvidence, SlowNetwork
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.straggler_evidence import PictureWait
 from megatrain_diagnostics.events.roster import Roster
@@ -142,11 +142,18 @@ def network_sentences(network: SlowNetwork) -> tuple[str, ...]:
     )
     now = f"{network.kind} transfers take {_ms(network.now_s)} a step once all have arrived"
     sentences = [f"{now}, but {_ms(network.before_s)} {against}"]
-    if len(network.hosts) == 1:
-        sentences.append(f"all slow groups include {network.hosts[0]}, and no other group does")
-    else:
-        sentences.append(f"the slow groups do not show which of these {len(network.hosts)} hosts is slow")
-    return tuple(sentences)
+    return (*sentences, _which_host(network))
+
+
+def _which_host(network: SlowNetwork) -> str:
+    if network.host_evidence is HostEvidence.WITHIN_HOST:
+        return "each slow group lies on a single host"
+    if len(network.hosts) > 1:
+        return f"the slow groups do not show which of these {len(network.hosts)} hosts is slow"
+    named = f"all slow groups include {network.hosts[0]}"
+    if network.host_evidence is HostEvidence.ONLY_SLOW:
+        return f"{named}, and no other group does"
+    return f"{named}, but so do groups that are not slow"
 
 
 def _ms(seconds: float) -> str:

@@ -64,7 +64,8 @@ def step_range(
     probes = tuple(known[:: max(1, len(known) // _PROBES)])
     rows = source.read(StepTotals, Where((roster.round,), asked[0], asked[1], probes, (Operation.STEP.number,)))
     if not len(rows.step):
-        between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {asked[1] or 'the newest'}"
+        newest = "the newest" if asked[1] is None else asked[1]
+        between = "" if asked == (None, None) else f" between steps {asked[0] or 0} and {newest}"
         raise DataError(f"round {roster.round} has no sums of steps{between}; is streaming on (diag on)?")
     last = newest_step(rows)
     return (int(rows.step.min()) if asked[0] is not None else max(int(rows.step.min()), last - most + 1)), last

@@ -243,16 +243,16 @@ def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
     window = evidence.window
     scale = float(np.median(window.scale))
     for network in found:
-        is_high = network.is_against_peers and network.is_against_past and len(network.hosts) == 1
+        is_high = network.is_against_peers and network.is_against_past and network.is_host_certain
         yield Finding(
             cause=Cause.NETWORK,
             confidence=VerdictConfidence.HIGH if is_high else VerdictConfidence.LOW,
             ranks=network.ranks[:_MAX_NAMED],
             hosts=network.hosts,
-            first_step=int(window.steps[0]),
+            first_step=network.slow_steps.first_step,
             last_step=int(window.steps[-1]),
-            num_steps=len(evidence.long_window.steps),
-            num_seen=network.num_seen,
+            num_steps=network.slow_steps.num_steps,
+            num_seen=network.slow_steps.num_seen,
             excess=network.excess_s / scale,
             excess_s=network.excess_s,
             score=0.0,

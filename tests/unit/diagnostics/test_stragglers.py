@@ -235,6 +235,34 @@ def test_slow_link_of_some_groups_is_certain() -> None:
     assert (finding.confidence, finding.hosts) == (HIGH, ("host-2",))
 
 
+NETWORKS = {
+    "a host in all slow groups and in no other": ("abacdede", [0, 1], HIGH, "a", "no other group does"),
+    "a host in all slow groups, but also in a sound one": ("abacadef", [0, 1], LOW, "a", "groups that are not slow"),
+    "a group within a host that has a sound group too": ("aaaabcbc", [0], HIGH, "a", "on a single host"),
+    "groups within two hosts": ("aabbcdcd", [0, 1], LOW, "ab", "on a single host"),
+    "a slow group over two hosts that sound groups include": ("abacbdcd", [0], LOW, "ab", "which of these 2 hosts"),
+    "slow groups without a common host": ("abcdefef", [0, 1], LOW, "abcd", "which of these 4 hosts"),
+}
+"""Hosts by rank, the stages with slow groups of two ranks, the confidence, the named hosts, and what the text says."""
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_network_of_a_host_is_certain_only_if_shown(case: str) -> None:
+    hosts, stages, confidence, named, says = NETWORKS[case]
+    job = SyntheticJob(Layout(dp_size=2, pp_size=4), hosts=hosts, noise=0.0)
+    is_slow = np.isin(np.arange(8) // 2, stages)
+
+    def extra(step: int) -> dict[Operation, Array]:
+        slow_s = 0.5 if step >= CHANGE_AT else 0.0
+        return {Operation.PARAMS_ALL_GATHER: is_slow * slow_s, Operation.STEP: np.full(8, 1.0 + slow_s)}
+
+    live, _ = watch_job(job, 46, extra=extra)
+    (finding,) = live.assessment.findings
+    assert (finding.cause, finding.confidence, finding.hosts) == (Cause.NETWORK, confidence, tuple(named))
+    assert says in finding.evidence[-1]
+    assert (finding.first_step, finding.last_step, finding.num_steps, finding.num_seen) == (CHANGE_AT, 44, 15, 15)
+
+
 def test_slow_network_is_found_by_elimination() -> None:
     def extra(step: int) -> dict[Operation, Array]:
         extra_s = 0.3 if step >= CHANGE_AT else 0.0
