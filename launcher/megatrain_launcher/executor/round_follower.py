@@ -208,11 +208,10 @@ class RoundFollower:
         followed.suspected = stall
         if not is_sure:
             return
-        if stall is not None and self._parts.state.set_stall(followed.number, stall):
+        if stall is not None and self._parts.state.is_stall_news(followed.number, stall):
             _logger.warning("round %d makes no progress: %s", followed.number, stall_text(stall))
-            self._publish(followed)
-        elif stall is None:
-            self._parts.state.set_stall(followed.number, None)
+            self._publish(followed)  # before the stall, so that the driver need not wait for the evidence
+        self._parts.state.set_stall(followed.number, stall)
 
     def _check_lease(self, followed: _Followed, silence: StepSilence) -> None:
         """Stop the workers if the job may have continued without this host; two consecutive checks must agree."""

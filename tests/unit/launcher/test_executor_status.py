@@ -164,13 +164,18 @@ def test_a_stall_is_news_when_it_begins_and_when_it_ends(
     state: HostStatusBuilder, say: Callable[..., HostStatus]
 ) -> None:
     start(state)
-    assert state.set_stall(3, STALL)
-    assert not state.set_stall(3, replace(STALL, silent_s=7.0))
-    assert say().stall == STALL
-    assert state.set_stall(3, replace(STALL, ranks=(4, 5)))
-    assert state.set_stall(3, None)
-    assert say().stall is None
-    assert not state.set_stall(4, STALL)
+    for number, stall, is_news in (
+        (3, None, False),
+        (3, STALL, True),
+        (3, replace(STALL, silent_s=7.0), False),
+        (3, replace(STALL, ranks=(4, 5)), True),
+        (3, None, True),
+        (4, STALL, False),
+    ):
+        before = say().stall
+        assert state.is_stall_news(number, stall) is is_news
+        state.set_stall(number, stall)
+        assert say().stall == (stall if is_news else before)
 
 
 def test_milestones_are_published_at_once_and_steps_later() -> None:
