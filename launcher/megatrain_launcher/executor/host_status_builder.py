@@ -130,17 +130,11 @@ class HostStatusBuilder:
             resumed = progress.resumed_step if before.resumed_step is None else before.resumed_step
             known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
 
-    def is_stall_news(self, number: int, stall: Stall | None) -> bool:
-        """Return whether the stall of a round, None if there is none, differs from the one that was set last."""
-        with self._lock:
-            return (known := self._of(number)) is not None and _is_news(known.stall, stall)
-
     def set_stall(self, number: int, stall: Stall | None) -> None:
-        """Set the stall of a round, None if it is over. It is published at once only if it is news."""
+        """Set the stall of a round, None if it is over."""
         with self._lock:
-            if (known := self._of(number)) is None or not _is_news(known.stall, stall):
-                return
-            known.stall = stall
+            if (known := self._of(number)) is not None:
+                known.stall = stall
         self._on_change()
 
     def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
@@ -256,10 +250,6 @@ def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> Ho
     if known.is_stopping:
         return HostPhase.STOPPING
     return HostPhase.RUNNING if progress.has_stepped else HostPhase.STARTING
-
-
-def _is_news(before: Stall | None, stall: Stall | None) -> bool:
-    return before is not stall and (before is None or stall is None or before.ranks != stall.ranks)
 
 
 def _with_steps(progress: HostProgress, other: HostProgress | None) -> HostProgress:

@@ -117,6 +117,9 @@ class _Followed:
         self.progress = RoundProgress(paths, pids, running.started_unix_s)
         self.pages = ControlPages(self.number)
         self.suspected: Stall | None = None
+        """The stall that the last poll found."""
+        self.stall: Stall | None = None
+        """The stall that was published; it is published again if other ranks stall."""
         self.fence_action = FenceAction.GO_ON
         """The action at the last poll."""
         self.fence_actions_taken: set[FenceAction] = set()
@@ -208,10 +211,14 @@ class RoundFollower:
         followed.suspected = stall
         if not is_sure:
             return
-        if stall is not None and self._parts.state.is_stall_news(followed.number, stall):
+        before = followed.stall
+        if (before and before.ranks) == (stall and stall.ranks):
+            return
+        if stall is not None:
             _logger.warning("round %d makes no progress: %s", followed.number, stall_text(stall))
             self._publish(followed)  # before the stall, so that the driver need not wait for the evidence
         self._parts.state.set_stall(followed.number, stall)
+        followed.stall = stall
 
     def _check_lease(self, followed: _Followed, silence: StepSilence) -> None:
         """Stop the workers if the job may have continued without this host; two consecutive checks must agree."""

@@ -4,13 +4,10 @@ crash."""
 from __future__ import annotations
 
 import os
-import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -21,11 +18,9 @@ from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ClockBase, Command, Identity, Phase
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.diag_records import DiagSettings
-from megatrain.contracts.records.host_records import HangEvidence, RankEvidence, Stall
-from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Round, RoundDeadlines, RoundHost
-from megatrain.fencing.fence import FenceRule, LeaseView
 from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
@@ -34,13 +29,11 @@ from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
-from megatrain_launcher.executor.membership import Membership
-from megatrain_launcher.executor.order_state import OrderState, OrdersView
+from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress, RankWatch, RoundProgress, host_progress
-from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollower, unfinished
+from megatrain_launcher.executor.round_follower import unfinished
 from megatrain_launcher.executor.worker_events import WorkerEvents
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
-from tests.helpers.waiting import DEADLINE_S, wait_until
 
 UNUSED_PID = 2**22 + 1
 """Above the largest process number that Linux gives."""
@@ -247,45 +240,6 @@ def test_process_without_a_black_box_may_hang_at_its_end(boxes: Boxes) -> None:
     progress.watches[2].pid = UNUSED_PID
     assert unfinished(ranks, progress) == {}
     progress.close()
-
-
-def test_evidence_of_a_stall_is_published_before_the_stall(boxes: Boxes) -> None:
-    """The driver waits for the evidence of a host whose status shows a stall."""
-    parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 1),)
-    assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
-    state, membership = HostStatusBuilder("host-1"), SimpleNamespace(session="1", lease=lambda: LeaseView(-60.0))
-    published: queue.Queue[tuple[HangEvidence, Stall | None]] = queue.Queue()
-
-    def shown() -> Stall | None:
-        return state.status("1", OrdersView(3, assignment.round, 3, 3, None), "").stall
-
-    recorder = boxes.open(2)
-    recorder.set_step(7)
-    state.workers_started(assignment, {0: os.getpid()})
-    follower = RoundFollower(
-        FollowerParts(
-            host="host-1",
-            state=state,
-            orders=OrderState(JobKeys("demo"), "host-1", "1"),
-            membership=cast(Membership, membership),
-            box_paths=boxes.places,
-            phase_timeouts=PhaseTimeouts(init_s=0, first_step_s=0, checkpoint_s=0, evaluation_s=0, floor_s=0, factor=0),
-            fence_rule=FenceRule(lease_ttl_s=10.0, floor_s=5.0, join_timeout_s=600.0, save_grace_s=60.0),
-            recording=DiagSettings(),
-            publish=lambda evidence: published.put((evidence, shown())),
-            gpu_errors=tuple,
-            check=lambda command, report: None,
-        ),
-        seen_command=0,
-    )
-    evidence, stall_before = published.get(timeout=DEADLINE_S)
-    wait_until(lambda: shown() is not None, "the stall in the status")
-    follower.close()
-    recorder.close()
-    assert ([rank.rank for rank in evidence.ranks], stall_before) == ([2], None)
-    stall = shown()
-    assert stall is not None
-    assert (stall.ranks, stall.step) == ((2,), 7)
 
 
 def test_last_steps_are_reported_after_the_workers_end(boxes: Boxes, crash: Callable[..., CrashEvidence]) -> None:

@@ -160,22 +160,11 @@ def test_workers_that_could_not_be_started_are_a_failure(
     assert (say().phase, say().alive_ranks, len(say().failures)) == (HostPhase.FAILED, "", 1)
 
 
-def test_a_stall_is_news_when_it_begins_and_when_it_ends(
-    state: HostStatusBuilder, say: Callable[..., HostStatus]
-) -> None:
+def test_stall_is_that_of_the_current_round(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
-    for number, stall, is_news in (
-        (3, None, False),
-        (3, STALL, True),
-        (3, replace(STALL, silent_s=7.0), False),
-        (3, replace(STALL, ranks=(4, 5)), True),
-        (3, None, True),
-        (4, STALL, False),
-    ):
-        before = say().stall
-        assert state.is_stall_news(number, stall) is is_news
+    for number, stall, shown in ((3, STALL, STALL), (4, None, STALL), (3, None, None), (4, STALL, None)):
         state.set_stall(number, stall)
-        assert say().stall == (stall if is_news else before)
+        assert say().stall == shown
 
 
 def test_milestones_are_published_at_once_and_steps_later() -> None:
