@@ -53,6 +53,7 @@ def test_action_is_audited_before_and_after_it(harness: ActionHarness) -> None:
     assert trail.problem == ""
     first, last = trail.entries
     assert (first.stage, last.stage) == (INTENT, RESULT)
+    assert (first.is_accepted, first.is_done, first.text) == (False, False, "")
     audited = ("ada", "operator", "10.0.0.7", "evict", "host-2")
     assert (last.user, last.role, last.address, last.kind, last.target) == audited
     assert (last.reason, last.text, last.is_accepted) == ("before maintenance", "being done", True)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,30 @@ def test_open_jobs_are_few_and_idle_ones_are_closed(runs: Path, monkeypatch: pyt
         assert served.ask("/jobs/a/api/v1/job").status == 200
 
 
+def assert_ends(stream: socket.socket) -> None:
+    """Read a chunked response to its last chunk."""
+    stream.settimeout(DEADLINE_S)
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        part = stream.recv(65536)
+        assert part, "the connection ended before its response"
+        received += part
+
+
+def test_stream_of_a_job_ends_with_its_state_or_the_server(runs: Path) -> None:
+    """The page connects again, and is then served from the job as it is now."""
+    with ExitStack() as closing:
+        with served_jobs(runs) as served:
+            streams = [closing.enter_context(served.connected()) for _ in range(2)]
+            for stream, name in zip(streams, "ab", strict=True):
+                stream.sendall(head_of("GET", f"/jobs/{name}/api/v1/live", {}, served.port))
+                read_head(stream)
+            (runs / "a" / "coordination" / "exit-code").write_text("1\n")
+            wait_until(lambda: served.ask("/jobs/a/api/v1/overview").json["state"] == "failed", "the state of a job")
+            assert_ends(streams[0])
+        assert_ends(streams[1])
+
+
 def test_internal_error_in_a_job_shows_no_details(many: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert many.ask("/jobs/a/api/v1/job").status == 200
 
@@ -285,7 +310,7 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
                 wait_until(lambda: row()["is_live"], "its etcd is asked")
                 assert row()["state"] == "training"
                 assert not is_recorded()
-            (run.root / "coordination" / "exit-code").write_text("0\n")
+                (run.root / "coordination" / "exit-code").write_text("0\n")
             wait_until(is_recorded, "it is shown as its files show it")
             assert (row()["state"], row()["is_live"]) == ("finished", False)
 

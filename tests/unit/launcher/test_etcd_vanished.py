@@ -10,17 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
+from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.processes import process_state
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.maintenance import compact
 from megatrain_job.coordination.settings import Credentials, EtcdSettings
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_job.jobs.own_etcd import read_own_etcd
-from megatrain_launcher.etcd.data import HeldFiles
+from megatrain_launcher.etcd.data import HeldFiles, frozen
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.etcd.program import lack_of_space, last_errors
 from megatrain_launcher.launch.job_files import JobFiles
@@ -40,6 +43,26 @@ def program() -> Path:
 def place(tmp_path: Path) -> Path:
     """A directory that does not exist yet, in a place that every user may read."""
     return readable_by_all(tmp_path) / "own"
+
+
+def test_child_that_is_suspended_late_is_awaited() -> None:
+    """The kernel suspends a process only after its threads left system calls that cannot be interrupted."""
+
+    class LateChild:
+        """A child that runs during the first two checks, like this process, and is suspended afterwards."""
+
+        def __init__(self, child: ChildProcess) -> None:
+            self._child, self._checks = child, iter([os.getpid(), os.getpid()])
+            self.send = child.send
+
+        @property
+        def pid(self) -> int:
+            return next(self._checks, self._child.pid)
+
+    with ChildProcess(["sleep", "1000"]) as child:
+        with frozen(cast(ChildProcess, LateChild(child))):
+            assert process_state(child.pid) == "T"
+        wait_until(lambda: process_state(child.pid) == "S", "the child to continue")
 
 
 @dataclass(frozen=True)

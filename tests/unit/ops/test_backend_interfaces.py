@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
-from megatrain.ops.apex_norm import ApexNorms
+from megatrain.ops.apex_norm import ApexNorms, PlannedApex
+from megatrain.ops.normalization import layer_norm, rms_norm
 from megatrain.ops.optional_backends import TransformerEngine
 from megatrain.ops.transformer_engine_linear import TransformerEngineLinear
 from tests.helpers import apex_stand_in, transformer_engine_stand_in
@@ -101,6 +103,32 @@ def test_adapter_calls_apex_as_it_is(version: str) -> None:
 
     assert norms.rms_norm(x, weight, 1e-5)[0].shape == x.shape
     assert norms.layer_norm(x, weight, weight, 1e-5, x)[0].shape == x.shape
+
+
+Norm = Callable[..., tuple[Tensor, Tensor]]
+
+
+def saved_shapes(norm: Norm, *tensors: Tensor) -> tuple[Tensor, list[torch.Size]]:
+    """Return the output of a norm, and the shapes of the tensors that it saves for backward."""
+    shapes: list[torch.Size] = []
+
+    def save(saved: Tensor) -> Tensor:
+        shapes.append(saved.shape)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda saved: saved):
+        return norm(*tensors, 1e-5)[0], shapes
+
+
+def test_planned_apex_computes_and_saves_as_our_norms_do() -> None:
+    planned = ApexNorms(PlannedApex())
+    x, *parameters = (torch.randn(shape, requires_grad=True) for shape in ((4, 8), (8,), (8,)))
+    norms: list[tuple[Norm, Norm, int]] = [(planned.rms_norm, rms_norm, 1), (planned.layer_norm, layer_norm, 2)]
+    for of_apex, ours, num_parameters in norms:
+        found, expected = (saved_shapes(norm, x, *parameters[:num_parameters]) for norm in (of_apex, ours))
+
+        assert torch.equal(found[0], expected[0])
+        assert found[1] == expected[1]
 
 
 PACKAGE = {

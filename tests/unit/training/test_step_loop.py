@@ -283,6 +283,7 @@ def test_finished_run_does_not_train(make_trainer: MakeTrainer) -> None:
 
     assert made.reports.texts[-1] == f"nothing to do: {STEPS} steps are done, train.steps={STEPS}"
     assert made.reports.steps == []
+    assert made.noted("take", "wait") == [("wait", STEPS)], "a snapshot that was loaded may not be in storage yet"
 
 
 @pytest.mark.parametrize("moment", ["data wait", "forward", "reduction"])

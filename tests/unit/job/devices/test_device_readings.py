@@ -37,6 +37,16 @@ def samples(nvml: FakeNvml | None, count: int = 1) -> tuple[list[HostSample], st
     return [decode(HostSample, line, "a sample") for line in end.stdout.splitlines()], end.stderr
 
 
+def test_program_ends_quietly_when_its_reader_is_gone() -> None:
+    output, reader = os.pipe()[::-1]
+    os.close(reader)
+    try:
+        end = subprocess.run(PROGRAM, stdout=output, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True)
+    finally:
+        os.close(output)
+    assert "BrokenPipeError" not in end.stderr
+
+
 @pytest.fixture
 def nvml(tmp_path: Path) -> FakeNvml:
     return fake_nvml(tmp_path)
