@@ -2,8 +2,8 @@
 
 A rank whose compute is slow is slow in most steps, so the median over the window is used. Waiting for data and garbage
 collection occur only in some steps, so their mean is used. The score is the excess divided by the spread of the peers
-or by the uncertainty of the rank's own median, whichever is larger. The threshold of 10 % comes from Greyhound.
-megatrain defines the score, and compares a rank only with peers that do the same work.
+or by the uncertainty of the rank's own median, whichever is larger, but at least by 1 % of the compute. The threshold
+of 10 % comes from Greyhound. megatrain defines the score, and compares a rank only with peers that do the same work.
 """
 
 from __future__ import annotations

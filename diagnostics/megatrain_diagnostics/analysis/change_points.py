@@ -2,8 +2,9 @@
 
 Detection follows Adams and MacKay (2007), for Gaussian data of unknown mean and variance: it computes a posterior over
 how many points ago the level began. Alone it gives many false alarms, so a change must have a posterior above 0.9 AND
-means before and after that differ by 10 % (Greyhound, ATC'25). Single outliers are clipped first, because one slow step
-is not a change of level. The shift is relative to the last reported level, so that a decline in small steps is found.
+shift the level by 10 % (Greyhound, ATC'25) and by more than four standard errors. Single outliers are clipped first,
+because one slow step is not a change of level. The shift is relative to the last reported level, so that a decline in
+small steps is found.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from megatrain_diagnostics.events.tables import Float64
 POSTERIOR = 0.9
 SHIFT = 0.1
 MIN_POINTS = 6
-"""Least number of points of a level, and so the delay with which a change is reported."""
+"""Least number of points of a level, and so the least delay with which a change is reported."""
 _HAZARD = 1.0 / 250.0
 """One change is expected in 250 points; the result hardly depends on this number."""
 _LOG_HAZARD = math.log(_HAZARD)

@@ -83,8 +83,8 @@ class Drift:
     """Peak of a device in FLOP/s as reported by the trainer; 0: not known."""
     rate_trend: Trend | None
     rate_changes: tuple[LevelChange, ...]
-    """Changes of the rate of work, as times in s for the median work. Relative to a constant peak they are changes of
-    MFU."""
+    """Changes of the rate of work that are no changes of the step time. Their times, in s, are those of a step with the
+    median work."""
     gc_share: float
     gc_trend: Trend | None
     stagger: Stagger | None
@@ -102,7 +102,7 @@ def analyze_drift(
 ) -> Drift:
     """Return how the pace of a round changed over its steps, or from `first_step` to `last_step`, inclusive.
 
-    Raises: DataError if no step has a known duration.
+    Raises: DataError if no step has a known duration, and as `read_roster`.
     """
     whole = Where(rounds=(round_number,), first_step=first_step, last_step=last_step)
     roster = read_roster(source, round_number)
@@ -114,7 +114,11 @@ def analyze_drift(
     if not len(series):
         raise DataError(
             f"round {round_number} has no step of known duration"
-            + (f", except {series.num_left_out} at the beginning or after checkpoints" if series.num_left_out else "")
+            + (
+                f", except {series.num_left_out} at the beginning or after checkpoints and evaluations"
+                if series.num_left_out
+                else ""
+            )
         )
     rate = np.where(series.work > 0, series.work / series.seconds, 0.0)
     has_rate = bool(series.work_name)

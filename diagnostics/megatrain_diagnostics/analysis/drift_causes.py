@@ -2,11 +2,10 @@
 
 A rank that computes longer makes all others wait in their collectives, so the victims have the longest sums. Therefore
 own work is measured on the rank where it grew the most, and communication on the member of each group where it grew the
-least.
-Own work is considered first as the cause, then collectives, then the links of the pipeline. If none of them explains
-the change, ranks begin at different times from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
-operators). Operations whose end the host detects late are left out: sends, and the small all-reduces of counts
-and norms.
+least. Own work is considered first as the cause, then collectives, then the links of the pipeline. If none of them
+explains the change, ranks may begin at different times (MegaScale sec. 5.1: irregular garbage collection and slow
+operators), which launch_stagger.py measures. Operations whose end the host detects late are left out: sends, and the
+small all-reduces of counts and norms.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 EXPLAINS = 0.4
 """An operation that explains at least this fraction of the change of the step time is its cause."""
 COMPUTE = "forward-compute and backward-compute"
-"""The name of both operations together, used if neither alone explains a change."""
+"""The name of both operations together, used if no single operation of a rank's own work explains a change."""
 _OWN_WORK = (*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC, Operation.OPTIMIZER)
 _OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
 _AXIS_OF: Mapping[Operation, str] = {

@@ -30,9 +30,11 @@ class Finding:
     cause: Cause
     confidence: VerdictConfidence
     ranks: tuple[int, ...]
-    """Culprits, the worst first; for a slow stage, all of its ranks."""
+    """Culprits, the worst first; for a slow stage, all of its ranks; for a slow network, some ranks of the slow
+    groups."""
     hosts: tuple[str, ...]
-    """Hosts of `ranks`, the worst first; for a slow network, the hosts that may be the cause."""
+    """Hosts of the culprits, for slow ranks the worst first; for a slow network, the hosts that may be the cause; none
+    if another rank is slow in each step."""
     first_step: int
     """The first step of the slowness."""
     last_step: int

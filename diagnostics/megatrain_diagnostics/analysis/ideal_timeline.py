@@ -126,7 +126,8 @@ def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], .
     """Return (operation, replica) along the critical path, in the order of time.
 
     Operations that start together wait for the last of them to arrive, which is then on the path too. Of several
-    equally late operations, one of the same replica is preferred, then the one with the lowest number.
+    equally late operations, one of the same replica is preferred, then one that the operation itself waits for, then
+    the one of the lowest replica, then the one with the lowest number.
     Shapes: ends [operation, replica], of one column of `evaluate_replicas`.
     """
     node_of = {operation: node for node in graph.nodes for operation in node.operations}

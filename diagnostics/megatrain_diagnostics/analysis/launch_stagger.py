@@ -1,9 +1,9 @@
 """Measures signs of drift in sampled steps: launch stagger, issue latency, void time.
 
 Launch stagger: the time from the first to the last start of a reduce-scatter among the ranks of its group. If it grows
-over the steps, the step time grows although no operation takes longer (MegaScale sec. 5.1). Issue latency: the time
+over the steps, the step time grows although no computation takes longer (MegaScale sec. 5.1). Issue latency: the time
 from the launch by the CPU thread to the start on the device; if it is near zero, the device waits for the CPU. Void:
-the fraction of the step in which no timed operation ran (both as defined by XPUTimer).
+the fraction of the step in which no timed operation ran. Issue latency and void are those of XPUTimer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Medians, of which the detection of slow ranks takes dozens in each step.
 
-np.median gives the same values. It takes five times as long for small arrays, and loads masked arrays first, which is a
-tenth of the run time of an estimate.
+np.median gives the same values, but takes five times as long for small arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Raises an alarm if loss or gradient norm is not finite, or many times its median (MegaScale, ByteRobust: 5 times).
 
-The median is over the newest finite values. A spike of the gradient norm in one step is handled by clipping, so
-a certain alarm needs a jump that lasts, or a loss that rises too. All ranks report the same numbers; a rank with
-different numbers is outvoted, because a job must not roll back for corrupt memory of one rank.
+The median is over the newest values that were finite and no jump. A spike of the gradient norm in one step is handled
+by clipping, so a certain alarm needs a jump that lasts, or a loss that rises too. All ranks report the same numbers; a
+rank with different numbers is outvoted, because a job must not roll back for corrupt memory of one rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_WAITING = 1_000
 class NumericsAlarm:
     """An alarm. Steps are numbered as in the recorder: step s starts from the checkpoint of step s.
 
-    `rollback_to`: the number of a checkpoint, which is the state after that many steps.
+    `rollback_to`: the step of the newest checkpoint that is not suspect, which is the state after that many steps.
     """
 
     first_step: int
@@ -105,8 +105,8 @@ class NumericsWatch:
             elif self._is_jump(kind, value):
                 usual = float(np.median(self._past[kind]))
                 sentences.append(
-                    f"{name} of step {step} is {value:.4g}, {value / usual:.1f} times the median {usual:.4g} of the "
-                    f"{len(self._past[kind])} previous steps"
+                    f"{name} of step {step} is {value:.4g}, {value / usual:.1f} times the median {usual:.4g} of "
+                    f"{len(self._past[kind])} earlier steps"
                 )
                 kinds.add(kind)
             else:

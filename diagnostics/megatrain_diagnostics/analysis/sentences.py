@@ -20,7 +20,7 @@ _DOES = {
 }
 _MEANS = {
     Cause.LENGTHS: (
-        "its compute time follows the squared lengths of its documents: the cause is the samples, not the host"
+        "its compute time changes with its samples, such as the lengths of documents: they are the cause, not the host"
     ),
     Cause.GC: (
         "garbage collection: schedule it for all ranks at once (train.gc_interval); replacing the host does not help"
@@ -28,7 +28,7 @@ _MEANS = {
     Cause.DATA: "its data arrives late: check the storage and the data loader of that host",
 }
 _WAS_EXPLAINED = "a few steps ago its samples explained this: the host is slow only if it stays slow with other samples"
-_NOT_BY_PAST = "with a single peer, only the rank's earlier steps can show which of the two is slow, and they do not"
+_NOT_BY_PAST = "with a single peer, high confidence needs earlier steps that show which of the two became slow"
 
 
 def place_of(rank: int, roster: Roster) -> str:
@@ -98,11 +98,9 @@ def _are(ranks: list[int]) -> str:
 def stage_sentences(finding: Finding, num_stages: int, has_risen: bool) -> Finding:
     """Return the finding of a slow stage with its evidence as sentences."""
     last = " (the last stage, which also computes the loss)" if finding.stage == num_stages - 1 else ""
-    count = len(finding.ranks)
-    who, verb = ("the only rank", "computes") if count == 1 else (f"all {count} ranks", "compute")
     first = (
-        f"{who} of stage {finding.stage}{last} {verb} {_ms(finding.excess_s)} a step longer "
-        f"than the other stages: {100 * finding.excess:.0f} %, in {finding.num_seen} of {finding.num_steps} steps"
+        f"stage {finding.stage}{last} computes {_ms(finding.excess_s)} a step longer than the other stages (medians of "
+        f"their ranks): {100 * finding.excess:.0f} %, in {finding.num_seen} of {finding.num_steps} steps"
     )
     sentences = [first]
     if has_risen:

@@ -90,7 +90,7 @@ class SlowLinks:
     hot_spots: tuple[HotSpot, ...]
     unequal: tuple[UnequalLoad, ...]
     num_compared: int
-    """Number of groups and links that were compared; of the other kinds there are too few."""
+    """Number of groups and links that were compared. A kind with too few of them is not compared."""
 
 
 def find_slow_links(

@@ -1,4 +1,4 @@
-"""Finds stages of a pipeline that compute longer than the others on all their ranks, so that no rank is the cause."""
+"""Finds stages of a pipeline whose ranks compute longer than those of the others: no single rank is the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
 
 
 def slow_stages(evidence: StragglerEvidence, known: set[int]) -> Iterator[Finding]:
-    """Yield the stages whose ranks all compute longer than those of other stages."""
+    """Yield the stages whose median rank computes longer than that of the other stages.
+
+    A stage is left out if at least half of its ranks are in `known`, which are slow themselves.
+    """
     window, peers, thresholds = evidence.window, evidence.peers, evidence.thresholds
     if peers.num_stages < 2:
         return

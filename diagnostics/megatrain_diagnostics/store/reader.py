@@ -91,7 +91,7 @@ class StoredEvents:
         return in_order(table)
 
     def step_bounds(self, kind: type[Table], where: Where) -> tuple[int, int] | None:
-        """Return the first and the last step from the footers of the files; None: no such files.
+        """Return the first and the last step from the footers of the files; None: no file has steps.
 
         The files may have rows that do not match `where`, so the exact bounds may be narrower. Raises: DataError.
         """

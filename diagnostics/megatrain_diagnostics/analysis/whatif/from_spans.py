@@ -2,9 +2,9 @@
 
 The spans of tensor-parallel ranks are combined into one row: a compute lasts from the first start to the last end, a
 message or collective from the last start to the last end. Operations of the public format that are not recorded become
-rows without duration, because readers of the format expect them. A step runs from one optimizer to the next. Gathers
-that a step starts after its optimizer overlap with the next step, which may not be recorded in full, so they are moved
-to the start of the step.
+rows without work of their own, because readers of the format expect them. A step runs from one optimizer to the next.
+Gathers that a step starts after clipping its gradients overlap with the next step, which may not be recorded in full,
+so they are moved to the start of their own step.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Times of some operations in ns, one per line (a tensor-parallel rank of a cell): their times differ."""
+    """Times of some operations in ns. Shapes: [lines], each a tensor-parallel rank of a cell."""
 
     last_backward: Int64
     clip: Int64
     optimizer: Int64
     begin: Int64
-    """Start of the step, per cell; the same for all cells of a step."""
+    """Start of the step, the same for all its cells. Shape: [cells]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

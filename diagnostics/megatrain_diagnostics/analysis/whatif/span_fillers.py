@@ -76,7 +76,7 @@ def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
 
 
 def _empty_operations(rows: SpanRows, cells: Cells) -> list[SpanRows]:
-    """Return one row per cell for each kind that the job lacks; rows of a joint kind end when the last one begins."""
+    """Return rows for each kind that is not recorded; if cells carry it out together, it ends when the last begins."""
     backward_end = latest_at(cells.num_cells, rows.cell, rows.end, rows.of(*kinds.COMPUTES))
     ready = np.maximum(backward_end, latest_at(cells.num_cells, rows.cell, rows.end, rows.of(kinds.GRADS_SCATTER)))
     clip = np.maximum(ready, latest_at(cells.num_cells, rows.cell, rows.start, rows.of(kinds.CLIP)))
