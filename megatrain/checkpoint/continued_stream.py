@@ -82,8 +82,10 @@ def continued_stream(
 
 
 def first_changeable(stream: SampleStream, cursor: int) -> int:
-    """Return the first sample that may be in another mixture, or have another length, for a job that resumes at sample
-    `cursor`: the numbers of skipped samples refer to the stages of `stream`."""
+    """Return the first sample whose mixture or length may change when a job resumes at sample `cursor`.
+
+    It comes after the skipped samples, because their numbers refer to the stages of `stream`.
+    """
     return max((end for _, end in stream.skipped if end > cursor), default=cursor)
 
 

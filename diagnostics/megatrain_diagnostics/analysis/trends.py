@@ -33,7 +33,7 @@ class Trend:
     first: float
     last: float
     per_1000: float
-    """Change over 1000 places."""
+    """Change per 1000 units of `places`, such as steps."""
     certainty: float
     """The Mann-Kendall statistic in standard deviations, negative for a falling series."""
 
@@ -47,7 +47,10 @@ class Trend:
 
 
 def trend(places: Float64, values: Float64) -> Trend | None:
-    """Return the trend of finite values over ascending places; None for fewer than 8 values or equal places."""
+    """Return the trend of finite values over `places`, which ascend, such as step numbers.
+
+    None for fewer than 8 values, or if all places are equal.
+    """
     if len(values) < _MIN_POINTS:
         return None
     if len(values) > _MAX_POINTS:
