@@ -29,7 +29,8 @@ def wait_for_answer(
 ) -> Answer:
     """Send a request and return the driver's last answer; with `is_waiting` off, its first.
 
-    Earlier answers go to stderr. Raises: RefusedError with the driver's reason; CoordinationError.
+    Earlier answers go to stderr. The job's end with a good exit code also counts as the answer to a stop.
+    Raises: RefusedError with the driver's reason, or if the job has ended otherwise; CoordinationError.
     """
     answer: Answer | None = None
     with closing(request_events(client, keys, request, timeout_s=timeout_s, unreachable_s=unreachable_s)) as events:

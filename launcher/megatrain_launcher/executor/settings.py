@@ -33,7 +33,7 @@ class ExecutorSettings:
     min_hosts: int
     max_hosts: int
     feasible_hosts: Mapping[int, float]
-    """Numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, each with its slots."""
+    """Numbers of hosts, from min_hosts to max_hosts, that can train, each with the mean slots of a step."""
     launch_id: str = ""
     """The same on all hosts of one launch; empty: the id of the first host is used."""
     module: str = "megatrain.train"
