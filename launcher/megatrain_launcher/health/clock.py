@@ -3,7 +3,8 @@
 Date is the server's time, truncated to seconds. A response with date D, requested at `sent` and received at `received`
 (both by this host's clock), bounds the offset (server's clock - this host's clock) by D - received and D + 1 - sent.
 The interval is one second plus the round trip, so the error of its middle is at most half of that. Further responses at
-other fractions of a second narrow the bounds. The check ends once the bounds are completely within or beyond the limit.
+other fractions of a second narrow the bounds. At most eight are requested of a member, and no more once the bounds are
+completely within or beyond the limit.
 """
 
 from __future__ import annotations

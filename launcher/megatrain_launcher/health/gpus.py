@@ -60,7 +60,7 @@ def judge_gpus(
 ) -> tuple[HealthFinding, ...]:
     """Return the findings of a reading.
 
-    `num_before`: the number of GPUs at this host's last check; `visible`: CUDA_VISIBLE_DEVICES.
+    `num_before`: the number of GPUs in this host's history, 0 without one; `visible`: CUDA_VISIBLE_DEVICES.
     """
     is_expected = device == "cuda" or num_before > 0
     if not reading.gpus:
