@@ -47,7 +47,7 @@ def wait_for_answer(
                 return Answer(request.request_id, True, True, text, event.created_unix_s)
             elif isinstance(event, EtcdUnreachable):
                 if request.kind is RequestKind.STOP and answer is not None:
-                    text = f"{answer.text}; the job's etcd has gone since then, as it does when a job has ended"
+                    text = f"{answer.text}; since then the job's etcd does not answer, as after the end of a job"
                     return Answer(request.request_id, True, True, text, time.time())
                 print_note(f"etcd does not answer, still waiting: {event.reason}")
     raise AssertionError("request_events ends by raising")
