@@ -28,7 +28,7 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """There is no round: hosts are missing."""
     STOPPING = "stopping"
-    """The round saves and stops, on request or before a time limit."""
+    """The round saves and stops: on request, or so that the next one has other hosts."""
     FINISHED = "finished"
     SAVED = "saved and stopped"
     FAILED = "failed"
