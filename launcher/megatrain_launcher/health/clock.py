@@ -113,8 +113,9 @@ def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> HealthFindi
     if len(wrong) * 2 > len(known):
         finding = failed(name, f"{state}; recovery.max_clock_offset_s={limit_s:g}: set the clock (NTP, chrony)")
     elif wrong:
+        differ = "differs" if len(wrong) == 1 else "differ"
         finding = warning(
-            name, f"{state}, but {len(wrong)} of {len(known)} etcd members differ by more than {limit_s:g} s"
+            name, f"{state}, but {len(wrong)} of {len(known)} etcd members {differ} by more than {limit_s:g} s"
         )
     else:
         finding = passed(name, state)
