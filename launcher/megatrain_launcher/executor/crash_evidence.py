@@ -42,7 +42,7 @@ _MAX_BOXES_KEPT = 1280
 """The most black boxes to keep on disk; so a large job keeps fewer rounds, but at least two."""
 _COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
-"""The largest change of the system's clock, since a box was created, that is tolerated."""
+"""A box counts as one of this boot if the system's clock was changed by less than this since the box was created."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ _MARK = "launch"
 _MAX_MARK_BYTES = 1 << 10
 _TRIES = 10
 _TRY_S = 0.5
-"""The file is read several times, because a network file system may show a new file seconds later."""
+"""The file with the launch id is read up to _TRIES times, because a network file system may show a new file seconds
+later."""
 
 
 @dataclass(frozen=True, slots=True)
