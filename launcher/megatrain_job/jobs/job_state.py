@@ -18,7 +18,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 
 
 class JobState(StrEnum):
-    """The state of a job, as one word."""
+    """The state of a job, in at most three words."""
 
     TRAINING = "training"
     STARTING = "starting"

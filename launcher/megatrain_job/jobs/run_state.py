@@ -95,7 +95,7 @@ class RunState:
 
     @property
     def state(self) -> str:
-        """The state as one word; for a run that ended, the same word as from etcd."""
+        """The state in at most three words; for a run that ended, the same words as from etcd."""
         if self.kind is not RunKind.ENDED:
             return str(self.kind)
         if self.code is not None:

@@ -131,7 +131,7 @@ class HostStatusBuilder:
             known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
 
     def set_stall(self, number: int, stall: Stall | None) -> bool:
-        """Set the stall of a round, None if it is over; return whether it changed."""
+        """Set the stall of a round, or None after its end; return whether this is a change."""
         with self._lock:
             if (known := self._of(number)) is None:
                 return False

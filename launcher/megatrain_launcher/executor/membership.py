@@ -289,7 +289,7 @@ class Membership:
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
-    """Return whether an executor is proven dead: it ran on this machine, and its port refuses or has a new session."""
+    """Return whether an executor of this machine is proven dead: its port refuses, or sends another session."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
     return ask(found.address, found.liveness_port, found.session)[0] is Liveness.DEAD
