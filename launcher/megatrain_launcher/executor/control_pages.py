@@ -44,7 +44,7 @@ class ControlPages:
         self._interval_ns, self._stop_ns = int(deadlines.interval_s * _NS), int(deadlines.stop_s * _NS)
 
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
-        """Write the changed pages of these ranks; after a time of full recording, with the usual sample period again."""
+        """Write the changed pages of these ranks. After a time of full recording, the usual sample period applies."""
         page = ControlPage(
             command_number=self._command_number,
             command=Command.CHECKPOINT if self._command_number else Command.NONE,
