@@ -34,7 +34,7 @@ class Orders(Protocol):
         """Return whether the workers of a round must be asked to save and stop, instead of being killed."""
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
-        """Return the published times of that round: from step to step, and for a stop that saves."""
+        """Return the published interval and stop time of a round; zeros if none are published."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class ForeignRunError(JobLocationError):
 
 
 class DamagedJobLocationError(JobLocationError):
-    """The run's record of its etcd cannot be parsed."""
+    """The run's record of its etcd cannot be parsed, or names files or addresses that cannot be used."""
 
     exit_code = ExitCode.DATA
 

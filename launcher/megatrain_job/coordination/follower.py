@@ -17,8 +17,8 @@ from megatrain_job.coordination.wire import KeyRange
 class Follower(Closable):
     """Passes each event of a range to `take`, in a separate thread, until `close`.
 
-    The first event, and the first one after any failure (also of `take`), is a Snapshot, which replaces earlier
-    content.
+    The first event, and the first one after `take` failed or etcd refused the watch, is a Snapshot, which replaces
+    earlier content. A Snapshot also comes if etcd no longer has the next revision; other failures lose no event.
     """
 
     def __init__(self, client: EtcdClient, keys: KeyRange, take: Callable[[WatchEvent], None]) -> None:

@@ -130,7 +130,10 @@ class Gateway:
         what: str,
         key: str | None = None,
     ) -> Answer:
-        """Send one request to one endpoint, without retries. Raises: as `call`, except UnknownOutcomeError."""
+        """Send one request to one endpoint; only a refused token leads to a second try.
+
+        Raises: as `call`, except UnknownOutcomeError.
+        """
         self._check_open(what, key)
         deadline = Deadline(self.settings.attempt_s)
         try:

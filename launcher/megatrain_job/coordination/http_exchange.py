@@ -1,7 +1,7 @@
-"""A POST to etcd and its response, as the bytes of a socket.
+"""A POST to etcd, or to a receiver of notifications, and its response, as the bytes of a socket.
 
-h11 parses HTTP/1.1, and this client owns the socket. An HTTP client with its own socket cannot continue after a timeout
-in the middle of a chunk, which a watch needs, and it limits the time of one read, not of the whole response.
+h11 parses HTTP/1.1, and the caller owns the socket. A watch must continue after a timeout in the middle of a chunk. An
+HTTP client with its own socket cannot do that, and limits the time of one read, not of the whole response.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAX_INTERIM = 16
 _SHOWN = 120
 _POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _POSTED = h11.EndOfMessage()
-"""h11 parses a response only after a request. It always gets this one, because checking each real request would cost as
-much as parsing."""
+"""h11 parses a response only after a request. h11 always gets this request, because its check of each real request
+would cost as much as parsing."""
 
 
 class HttpExchange:

@@ -73,7 +73,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """The readings of all GPUs of a host. error: why there are none; empty: no error."""
+    """The readings of all GPUs of a host. error: why readings are missing or may be wrong; empty: no error."""
 
     source: str
     """nvml, nvidia-smi or dcgm; probe if the program that reads them failed; empty if the host has none of them."""

@@ -57,7 +57,7 @@ CULPRIT_KINDS = ("host", "rank", "gpu", "peer")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line matches if it contains all words of one alternative, and the pattern if there is one."""
+    """A line matches if it contains all words of one alternative, `pattern` matches, and `unless` does not."""
 
     name: str
     label: Label

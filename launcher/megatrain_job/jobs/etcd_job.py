@@ -53,7 +53,10 @@ class EtcdRecords:
 
 @dataclass(frozen=True, slots=True)
 class EtcdPoll:
-    """The last state that was read from etcd, and when. problem: why no newer state could be read; empty: none."""
+    """The last state that was read from etcd, and when.
+
+    problem: why no newer state could be read; empty if the last read succeeded.
+    """
 
     snapshot: JobSnapshot | None = None
     records: EtcdRecords = EtcdRecords()

@@ -18,7 +18,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 
 
 class JobState(StrEnum):
-    """The state of a job, as one word."""
+    """The state of a job, in at most three words."""
 
     TRAINING = "training"
     STARTING = "starting"
@@ -28,7 +28,7 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """There is no round: hosts are missing."""
     STOPPING = "stopping"
-    """The round saves and stops, on request or before a time limit."""
+    """The round saves and stops: on request, or so that the next one has other hosts."""
     FINISHED = "finished"
     SAVED = "saved and stopped"
     FAILED = "failed"

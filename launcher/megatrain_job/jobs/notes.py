@@ -66,8 +66,10 @@ class Note:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Return whether the note's step is one from the resumed step to the last step before the incident, or its time
-        is in the incident or at most five minutes away.
+        """Return whether the note belongs to an incident.
+
+        A step belongs to it from the step at which the job resumed to the last step before the incident; a time belongs
+        to it from five minutes before its beginning to five minutes after its end.
         """
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected

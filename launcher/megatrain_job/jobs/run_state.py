@@ -1,7 +1,8 @@
 """The state of a run whose etcd does not answer, from its directory: ended, killed, unreachable, never started.
 
-The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives, and writes
-<run>/coordination/exit-code when it ends. So a free lock without that file means that the launch was killed.
+The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives. It writes
+<run>/coordination/exit-code when it ends; under Slurm, it writes that file only after exit code 0 or 75. A free lock
+without that file counts as a launch that was killed.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class RunState:
 
     @property
     def state(self) -> str:
-        """The state as one word; for a run that ended, the same word as from etcd."""
+        """The state in at most three words; for a run that ended, the same words as from etcd."""
         if self.kind is not RunKind.ENDED:
             return str(self.kind)
         if self.code is not None:

@@ -11,7 +11,7 @@ from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_launcher.launch.flags import PLATFORMS
 from megatrain_launcher.logs.program_log import log_to_stderr
 
-SUMMARY = "drive a job from a machine that does not train; hosts drive it too, unless launched with --no-driver"
+SUMMARY = "run a candidate for a job's driver on a machine that does not train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

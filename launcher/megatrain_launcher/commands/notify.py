@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("place", type=utf8_text, metavar="RUN|CONFIG", help="a run directory, or a configuration file")
     test.add_argument(
         "--receiver", default="", type=utf8_text, metavar="NAME",
-        help="one receiver: slack, pagerduty, email, alertmanager, webhook; a second Slack is slack-2 (default: all)",
+        help="one receiver: slack, pagerduty, email, alertmanager or webhook; the second Slack receiver is slack-2 "
+        "(default: all)",
     )  # fmt: skip
 
 

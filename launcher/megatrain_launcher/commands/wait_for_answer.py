@@ -29,7 +29,8 @@ def wait_for_answer(
 ) -> Answer:
     """Send a request and return the driver's last answer; with `is_waiting` off, its first.
 
-    Earlier answers go to stderr. Raises: RefusedError with the driver's reason; CoordinationError.
+    Earlier answers go to stderr. The job's end with a good exit code also counts as the answer to a stop.
+    Raises: RefusedError with the driver's reason, or if the job has ended otherwise; CoordinationError.
     """
     answer: Answer | None = None
     with closing(request_events(client, keys, request, timeout_s=timeout_s, unreachable_s=unreachable_s)) as events:
@@ -46,7 +47,7 @@ def wait_for_answer(
                 return Answer(request.request_id, True, True, text, event.created_unix_s)
             elif isinstance(event, EtcdUnreachable):
                 if request.kind is RequestKind.STOP and answer is not None:
-                    text = f"{answer.text}; the job's etcd has gone since then, as it does when a job has ended"
+                    text = f"{answer.text}; since then the job's etcd does not answer, as after the end of a job"
                     return Answer(request.request_id, True, True, text, time.time())
                 print_note(f"etcd does not answer, still waiting: {event.reason}")
     raise AssertionError("request_events ends by raising")

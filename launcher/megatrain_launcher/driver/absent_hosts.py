@@ -93,6 +93,7 @@ def respond_to_vanished(
 ) -> Decision:
     """Respond to unregistered hosts without a proof of death: evict on a second sign, else hold or wait."""
     names = tuple(part.host for part in gone)
+    lease = "the lease" if len(names) == 1 else "their leases"
     began = min(state.gone_since(part) for part in gone)
     probes = probes_for(now, state, gone)
     second = _second_evidence(now, state, policy, round_, gone, began)
@@ -103,7 +104,7 @@ def respond_to_vanished(
         )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
-        return Decision(probes, f"{names_text(names)}: the lease ended a moment ago")
+        return Decision(probes, f"{names_text(names)}: {lease} ended a moment ago")
     if _are_too_many(policy, round_, gone):
         return _hold(
             now,
@@ -120,7 +121,7 @@ def respond_to_vanished(
     # a frozen host still accepts connections: an answer counts only once a stall would have been reported
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
         return _hold(now, state, round_, names, began, probes, "they answer probes, and no host reports a stall")
-    return Decision(probes, f"{names_text(names)}: the lease ended; a host is evicted only after a second sign")
+    return Decision(probes, f"{names_text(names)}: {lease} ended; a host is evicted only after a second sign")
 
 
 def _second_evidence(

@@ -1,4 +1,5 @@
-"""Selects the lines to log. Each action, each activity of the job that lasts, and each alarm is logged once.
+"""Selects the lines to log. Each halt, round, incident and end of a job, each activity that lasts, and each alarm is
+logged once.
 
 An alarm is a condition that an operator should fix. It stays in the driver's report while it lasts.
 """

@@ -19,14 +19,14 @@ second step needs data that this host sends after its first."""
 
 
 def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
-    """Return the deadlines that were published to the hosts of a round; zeros if there are none.
+    """Return the interval and stop time that were published to the hosts of a round; zeros if there are none.
 
-    If the record is no longer readable, the last readable deadlines are raised to fit the times that hosts report.
+    If the record is no longer readable, the last readable times are raised to fit the times that hosts report.
     """
     published = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
         return published
-    # hosts may use longer deadlines than the last readable ones, so the reported times count too
+    # hosts may use longer times than the last readable ones, so the reported times count too
     rule = policy.fence_rule
     return RoundDeadlines(
         round_.number,

@@ -1,10 +1,10 @@
 """The rules that decide whether to act on a verdict, wait for approval, only record it (dry run), or decline it.
 
 Pure functions: no I/O and no clock. The rules for a slow host, in order: the verdict is current; its confidence is
-high; no equal verdict has an outcome; no incident is open; storage accepts checkpoints; the host is the cause; enough
-other hosts exist; the gain exceeds the cost; the limits are not reached; the configuration allows it ([diagnostics]
-eviction). A verdict on numerics has the first five rules, its own limits and the last rule. A verdict on a hang only
-adds evidence.
+high; no equal verdict has an outcome (a decline by a rule does not count); no incident is open; storage accepts
+checkpoints; the host is the cause; enough other hosts exist; the gain exceeds the cost; the limits are not reached; the
+configuration allows it ([diagnostics] eviction). A verdict on numerics has the first five rules, its own limits and the
+last rule. A verdict on a hang only adds evidence.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Policy(RecoveryConfig):
 
     @property
     def fence_rule(self) -> FenceRule:
-        """The time that workers of a host may outlive its lease. Hosts enforce this limit; the driver waits for it."""
+        """The rule for how long workers may outlive their host's lease. Hosts enforce it; the driver waits for it."""
         return FenceRule(
             lease_ttl_s=self.lease_ttl_s,
             floor_s=self.hang_floor_s,

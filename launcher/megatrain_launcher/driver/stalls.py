@@ -41,8 +41,9 @@ def respond_to_stall(
     if found.hosts and silent.issuperset(found.hosts):
         dead = {part.host: proof for part in without_evidence if (proof := state.proof_of_death(part))}
         if now - since < policy.lease_ttl_s + HANG_GRACE_S and not dead:
+            expiry = "the lease expires" if len(found.hosts) == 1 else "their leases expire"
             return Decision(
-                actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting until the lease expires"
+                actions, f"no progress, and {', '.join(found.hosts)} cannot be reached: waiting until {expiry}"
             )
         found = replace(found, sentences=(*dead.values(), *found.sentences))
     began = min(stall_began(state, host, now) for host in stalled)

@@ -1,7 +1,7 @@
 """Writes the control pages of this host's ranks: round, lease, the command to save, and what to record and stream.
 
 A page is written only if something changed: a new black box, a renewed lease, a command, other recording settings or
-deadlines. So each write that a worker sees is a change.
+deadlines.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ControlPages:
         self._recording = settings
 
     def set_deadlines(self, deadlines: RoundDeadlines) -> None:
-        """Set a round's deadlines between steps and for a stop. Takes effect with the next `write`."""
+        """Set the round's published interval and stop time. Takes effect with the next `write`."""
         self._interval_ns, self._stop_ns = int(deadlines.interval_s * _NS), int(deadlines.stop_s * _NS)
 
     def write(self, paths: dict[int, Path], lease_ok_until_ns: int, now_unix_s: float) -> None:
-        """Write the changed pages of these ranks. After the end of a burst, the usual sample period applies again."""
+        """Write the changed pages of these ranks. After a time of full recording, the usual sample period applies."""
         page = ControlPage(
             command_number=self._command_number,
             command=Command.CHECKPOINT if self._command_number else Command.NONE,

@@ -1,8 +1,8 @@
 """Keeps the evidence of broken rounds in the run directory: black boxes and positions of ranks.
 
 A separate thread copies a box once its process is gone, and then removes the original from shared memory; the next
-round does not wait for this. An executor also copies the boxes of a killed earlier executor on the same machine: it
-searches for them when it starts and when it ends. Only boxes of this job's run and of dead processes are touched.
+round does not wait for this. An executor also copies the boxes that a killed earlier executor left on the same machine:
+it searches for them when it starts and when it ends. Only boxes of this job's run and of dead processes are touched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_BOXES_KEPT = 1280
 """The most black boxes to keep on disk; so a large job keeps fewer rounds, but at least two."""
 _COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
-"""The largest change of the system's clock, since a box was created, that is tolerated."""
+"""A box counts as one of this boot if the system's clock was changed by less than this since the box was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ class CrashEvidence:
         self._jobs.put(partial(self._write_positions, evidence))
 
     def keep_boxes(self, round_number: int, paths: Mapping[int, Path]) -> None:
-        """Queue the black boxes of a broken round to be copied and freed. Its processes must be gone."""
+        """Queue the black boxes of a broken round to be copied and removed. Its processes must be gone."""
         for rank, path in paths.items():
             self._jobs.put(partial(self._keep, round_number, rank, path))
         self._jobs.put(self._thin_out)
 
     def sweep(self) -> None:
-        """Queue the boxes of dead processes of this run to be copied and freed, including those of other executors."""
+        """Queue the boxes of dead processes of this run to be copied and removed; other executors' boxes too."""
         for path in self.box_paths.leftovers():
             try:
                 with BlackBoxReader(path) as reader:
@@ -182,7 +182,8 @@ def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
     """Return whether new evidence replaces the kept evidence of the round: the newest from before the halt is kept.
 
     Evidence from after the halt shows ranks that failed with their peers or were killed. It is used only if there is no
-    evidence from before, or if that evidence shows an earlier stall: ranks have reached later steps since.
+    evidence from before the halt, or if ranks have reached later steps since, so that the kept evidence shows an
+    earlier stall.
     """
     if before is None or before.round != evidence.round or not evidence.is_after_halt:
         return True

@@ -40,7 +40,10 @@ class DriverOrders:
 
     @property
     def key_ranges(self) -> list[KeyRange]:
-        """The keys to watch: `rounds/`, `halts/`, and the range of `commands/`, `deadlines/`, `diag/` and `end`."""
+        """The keys to watch: `rounds/`, `halts/`, and a range with `commands/`, `deadlines/`, `diag/` and `end`.
+
+        `apply` ignores the other keys of this range, such as cordons.
+        """
         directory = self._keys.directory
         rest = KeyRange(directory("commands").encode(), directory("evidence").encode())
         return [KeyRange.prefix(directory("rounds")), KeyRange.prefix(directory("halts")), rest]

@@ -131,7 +131,7 @@ class HostStatusBuilder:
             known.progress = replace(_with_steps(before, progress), resumed_step=resumed)
 
     def set_stall(self, number: int, stall: Stall | None) -> None:
-        """Set the stall of a round, None if it is over."""
+        """Set the stall of a round, or None after its end."""
         with self._lock:
             if (known := self._of(number)) is not None:
                 known.stall = stall

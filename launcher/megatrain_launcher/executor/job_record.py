@@ -225,11 +225,12 @@ def _shown(config: Mapping[str, str], key: str) -> str:
 def _another_launch(record: JobRecord, view: JobView, mine: JobRecord) -> str:
     names = names_text(sorted(host.host for host in view.hosts), 4)
     state = "has ended, but its hosts have not left" if view.end is not None else "is running"
+    hint = "end its launchers" if view.end is not None else "stop it with `megatrain job stop`"
     own = mine.launch_id or "none"
     return (
         f"job.name={mine.job!r}: {mine.first_host} cannot launch it: another launch of this name {state} (begun by "
         f"{record.first_host}, launch id {record.launch_id}, own launch id {own}; hosts {names}; key of its record: "
-        "job); stop it with `megatrain job stop`, or give the new launch another job.name"
+        f"{JobKeys(record.job).record}); {hint}, or give the new launch another job.name"
     )
 
 

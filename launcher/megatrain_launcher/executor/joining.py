@@ -52,7 +52,7 @@ class Wakers:
 
 @dataclass(frozen=True, slots=True)
 class LocalParts:
-    """The parts that this host creates before it joins the job."""
+    """The parts that this host creates before it registers."""
 
     wakers: Wakers
     state: HostStatusBuilder
@@ -66,7 +66,7 @@ class LocalParts:
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """This host's place in the job."""
+    """The parts of a host that has joined the job."""
 
     local: LocalParts
     keys: JobKeys

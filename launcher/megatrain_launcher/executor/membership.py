@@ -1,9 +1,11 @@
 """This host's membership in the job: its lease, its record, and its session.
 
 After a lost lease, the host takes a new lease and keeps its session, until the job's rounds show that the job continued
-without it. The host's key is written only if no other executor has it. If the other executor is proven dead (it was on
-this machine, and its port refuses connections), its record is replaced at once; otherwise this executor leaves; only
-while it registers for the first time, and the other one does not answer, it waits until that lease has expired.
+without it.
+
+If another executor has the host's key and is proven dead (it ran on this machine, and its port refuses connections or
+sends another session), its record is replaced at once. If it answers, this executor leaves. If it does not answer, an
+executor that registers for the first time waits until the other lease has expired; one that registers again leaves.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class Membership:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the host's key should exist: it was written under a lease that is not known to be lost."""
+        """Whether the host's key should hold the current record, under a lease that is not known to be lost."""
         with self._lock:
             return self._is_registered and self.keeper.state is not LeaseState.LOST
 
@@ -131,7 +133,7 @@ class Membership:
 
     @property
     def problem(self) -> str:
-        """The reason why this host is not registered; empty if it is."""
+        """The reason why the last attempt to register this host again failed; empty if it succeeded."""
         return self._problem
 
     def lease(self) -> LeaseView:
@@ -239,9 +241,9 @@ class Membership:
         self._on_change()
 
     def _claim(self, record: HostRecord) -> KeyValue | None:
-        """Write the host's key if it is free or this executor's; return another executor's key that prevents that.
+        """Write the host's key if it is free, has the current lease, or belongs to an executor that is proven dead.
 
-        Raises: CoordinationError.
+        Return None after the write, else the key that prevents it. Raises: CoordinationError.
         """
         key, keeper = self._keys.host(record.host), self.keeper
         put = Put(key, encode(record), keeper.lease_id)
@@ -287,7 +289,7 @@ class Membership:
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
-    """Return whether an executor is proven dead: it ran on this machine, and its port refuses connections."""
+    """Return whether an executor of this machine is proven dead: its port refuses, or sends another session."""
     if found.address != record.address and found.address not in _own_addresses():
         return False
     return ask(found.address, found.liveness_port, found.session)[0] is Liveness.DEAD

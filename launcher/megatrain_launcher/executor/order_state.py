@@ -54,8 +54,8 @@ class OrderState(Closable):
     """Follows the orders for one host. Implements `interfaces.Orders`; thread-safe.
 
     `on_change` is called after each change, possibly by a watching thread: it must be quick and must not raise.
-    `max_unconfirmed_s`: if orders may have been missed for longer than this, `next_assignment` returns no round,
-    because the driver may have halted the round and no longer wait for this host.
+    `max_unconfirmed_s`: if orders may have been missed for longer than this, `next_assignment` waits, because the
+    driver may have halted the round and no longer wait for this host.
     """
 
     def __init__(
@@ -141,7 +141,8 @@ class OrderState(Closable):
     def is_saving(self, number: int) -> bool:
         """Return whether the workers of a round must be asked to save and stop, instead of being killed.
 
-        False if the job is over, if this host leaves, if a newer round exists, or after a halt without a save.
+        False if the job is over, if this host leaves, if a newer round exists, after a halt without a save, after a
+        local order to kill them, or without any order to stop.
         """
         with self._changed:
             if self._orders.end is not None or self._leave_reason or self._orders.newest_number > number:
@@ -187,7 +188,7 @@ class OrderState(Closable):
             return self._orders.diag_settings
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
-        """Return the published deadlines of a round, between steps and for a stop; zeros if there are none."""
+        """Return the published interval and stop time of a round; zeros if none are published."""
         with self._changed:
             return self._orders.deadlines.get(number, RoundDeadlines(number))
 

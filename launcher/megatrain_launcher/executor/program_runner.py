@@ -36,12 +36,16 @@ _MARK = "launch"
 _MAX_MARK_BYTES = 1 << 10
 _TRIES = 10
 _TRY_S = 0.5
-"""The file is read several times, because a network file system may show a new file seconds later."""
+"""The file with the launch id is read up to _TRIES times, because a network file system may show a new file seconds
+later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRunnerParts:
-    """The parts that a program runner uses. `leading` is set while this host's driver is elected."""
+    """The parts that a program runner uses.
+
+    `leading` is set while this host's driver is elected, and always if the configuration names this host.
+    """
 
     client: EtcdClient
     keys: JobKeys
@@ -165,7 +169,10 @@ def leave_mark(run: RunDirectory, record: JobRecord) -> None:
 
 
 def why_not_shared(run: RunDirectory, record: JobRecord, host: str, closed: threading.Event) -> str:
-    """Return a text about the data that is missing because the host's run directory is not shared; empty if it is."""
+    """Return a text about the data that is missing because the host's run directory is not shared.
+
+    Empty if the directory is shared, or if `closed` is set.
+    """
     for _ in range(_TRIES):
         if record.first_host == host or _read_mark(run) == record.launch_id or closed.wait(_TRY_S):
             return ""

@@ -1,7 +1,7 @@
 """Reads the progress of this host's ranks in their round from their black boxes.
 
 A black box is used only if its writer is the rank's current process, because a file of the same name may be left from
-an earlier launch. After the file is removed, the last content that was read still counts.
+an earlier launch. After the file is removed, its last content still counts.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RankWatch:
         self._has_warned = False
 
     def poll(self) -> RankProgress | None:
-        """Read the rank's black box and return the latest progress; None before the box exists."""
+        """Read the rank's black box and return the latest progress; None before a box of the process could be read."""
         if self._reader is None and not self._open():
             return self.latest
         assert self._reader is not None

@@ -1,8 +1,8 @@
 """The thread that follows the workers: it reads their black boxes ten times a second.
 
-Each poll updates the status, checks whether the ranks make progress, fences the host if necessary, writes the control
-pages, and carries out the driver's commands. A stall counts only if two consecutive polls find it: after the whole
-machine was suspended, a poll may run before the ranks do.
+Each poll updates the status, checks whether the ranks make progress, stops the workers if the job may have continued
+without this host, writes the control pages, and carries out the driver's commands. A stall counts only if two
+consecutive polls find it: after the whole machine was suspended, a poll may run before the ranks do.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class ExecutorSettings:
     min_hosts: int
     max_hosts: int
     feasible_hosts: Mapping[int, float]
-    """Numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, each with its slots."""
+    """Numbers of hosts, from min_hosts to max_hosts, that can train, each with the mean slots of a step."""
     launch_id: str = ""
-    """The same on all hosts of one launch; empty: the id of the first host is used."""
+    """The same on all hosts of one launch; empty: the first host chooses one."""
     module: str = "megatrain.train"
     arguments: Sequence[str] = ()
     """Arguments of the workers' module."""

@@ -1,4 +1,4 @@
-"""Writes this host's status under its lease: at once after an event, else every few seconds.
+"""Writes this host's status under its lease: at once after an important change, else every few seconds.
 
 Values that change with every step (steps, their times, the phase of the slowest rank), problems and the space of disks
 wait for the next regular write. Queued evidence and reports are written before the next status. While etcd cannot be

@@ -117,7 +117,9 @@ class SpaceSample:
 
 
 def full_in_s(samples: Sequence[SpaceSample]) -> float | None:
-    """Return in how many seconds the disk will be full at this rate; None if it does not fill, or if that is unknown.
+    """Return in how many seconds the disk will be full if its free space keeps falling as in the samples.
+
+    None if the disk does not fill, or if the samples cover too short a time.
 
     Free space goes up and down, because checkpoints are written in bursts and old ones are removed. So a disk counts as
     filling only if each quarter of the period has a lower median than the one before. `samples`: oldest first.

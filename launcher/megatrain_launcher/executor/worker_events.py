@@ -33,7 +33,8 @@ class WorkerEvents:
     def workers_stopping(self, assignment: Assignment) -> None:
         """Report that workers are being stopped, and read the ranks' positions while their processes still exist.
 
-        The round is already broken, here or on another host, so this evidence is used only if there is no earlier one.
+        The round is already broken, here or on another host, so earlier evidence takes precedence
+        (`crash_evidence.counts`).
         """
         number = assignment.round.number
         self._state.workers_stopping(assignment)

@@ -3,7 +3,8 @@
 Date is the server's time, truncated to seconds. A response with date D, requested at `sent` and received at `received`
 (both by this host's clock), bounds the offset (server's clock - this host's clock) by D - received and D + 1 - sent.
 The interval is one second plus the round trip, so the error of its middle is at most half of that. Further responses at
-other fractions of a second narrow the bounds. The check ends once the bounds are completely within or beyond the limit.
+other fractions of a second narrow the bounds. At most eight are requested of a member, and no more once the bounds are
+completely within or beyond the limit.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> HealthFindi
     if len(wrong) * 2 > len(known):
         finding = failed(name, f"{state}; recovery.max_clock_offset_s={limit_s:g}: set the clock (NTP, chrony)")
     elif wrong:
+        differ = "differs" if len(wrong) == 1 else "differ"
         finding = warning(
-            name, f"{state}, but {len(wrong)} of {len(known)} etcd members differ by more than {limit_s:g} s"
+            name, f"{state}, but {len(wrong)} of {len(known)} etcd members {differ} by more than {limit_s:g} s"
         )
     else:
         finding = passed(name, state)

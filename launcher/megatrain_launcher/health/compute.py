@@ -1,7 +1,7 @@
 """Times a single device: a matrix multiplication and copies of memory. Loads torch, so probes import it late.
 
 Several calls are timed together, and the best of REPETITIONS such times counts: other load slows down some repetitions,
-a slow device all of them.
+but a slow device slows down all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def resolve_device(wanted: str) -> tuple[str, int]:
 
 
 def hardware_name(device_type: str) -> str:
-    """Return a text that identifies the hardware, so that measurements of different hardware are not compared."""
+    """Return the CUDA version, or the processor and torch's threads; times with different texts are not compared."""
     import torch
 
     if device_type == "cuda":

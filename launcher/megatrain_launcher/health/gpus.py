@@ -60,7 +60,7 @@ def judge_gpus(
 ) -> tuple[HealthFinding, ...]:
     """Return the findings of a reading.
 
-    `num_before`: the number of GPUs at this host's last check; `visible`: CUDA_VISIBLE_DEVICES.
+    `num_before`: the number of GPUs in this host's history, 0 without one; `visible`: CUDA_VISIBLE_DEVICES.
     """
     is_expected = device == "cuda" or num_before > 0
     if not reading.gpus:
@@ -119,7 +119,8 @@ def _judge_count(
         finding = failed(NAMES[1], f"{state}; this host had {num_before} before: see the kernel log for lost GPUs")
         return replace(finding, value=found, unit="GPUs")
     if len(chosen) < num_workers:
-        problem = f"{state} for {num_workers} workers; start fewer workers a host, or make more GPUs visible"
+        workers = count_text(num_workers, "worker")
+        problem = f"{state} for {workers}; start fewer workers on each host, or make more GPUs visible"
         return replace(failed(NAMES[1], problem), value=found, unit="GPUs", seen={_SEEN: found})
     return replace(passed(NAMES[1], state), value=found, unit="GPUs", seen={_SEEN: found})
 

@@ -1,6 +1,7 @@
 """Checks the network interfaces: those for the ranks' traffic are up, as fast as before, and do not flap.
 
-A port that is down is a problem only if it was up before, by this host's history.
+A link that is down is a problem if it was up before, by this host's history, or if it is runtime.network_interface. If
+all interfaces are down, the check warns.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _judged(
             more = link.num_downs - downs_before if downs_before is not None else 0
             if more >= FLAPS:
                 problems.append(
-                    (CheckOutcome.WARNING, f"{link.name} lost its link: {more:.0f} changes since the last check")
+                    (CheckOutcome.WARNING, f"{link.name} flaps: its link changed {more:.0f} times since the last check")
                 )
     if problems:
         is_failed = any(outcome is CheckOutcome.FAILED for outcome, _ in problems)

@@ -21,7 +21,7 @@ _FIELDS = (
     "remapped_rows.failure",
 )
 _NEEDED = 4
-"""Every version of nvidia-smi has this many of the first fields."""
+"""Every version of nvidia-smi knows this many of the first fields; later ones are left out if it does not know them."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 # nvidia-smi prints these texts instead of a value if the GPU does not respond.
 _BROKEN = re.compile(r"gpu is lost|requires reset|unknown error|fallen off|\berr!", re.IGNORECASE)

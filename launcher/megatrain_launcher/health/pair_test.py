@@ -47,7 +47,10 @@ def pair_task(
     network_interface: str,
     timeout_s: float,
 ) -> PairTask:
-    """Return this host's task in the "pairs" command of that number. Both partners derive the same store and prefix."""
+    """Return this host's task in the "pairs" command with the number `command`.
+
+    Both partners derive the same store and prefix.
+    """
     side = 0 if own.host < partner.host else 1
     offering = own if side == 0 else partner
     return PairTask(

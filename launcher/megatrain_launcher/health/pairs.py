@@ -3,8 +3,9 @@ I/O and no clock.
 
 The hosts form a ring in the given order, and each edge of the ring is tested once, so every host has two partners. If a
 pair failed or was slow, at least one of its hosts, or their link, is at fault. A host in a good pair is cleared. A host
-with only bad pairs is a culprit if one of its partners is cleared, else a suspect. Each host's own computation is timed
-separately, before the partners connect.
+with only bad pairs is a culprit if one of its partners is cleared, else a suspect unless all its partners are culprits.
+Each host's own computation is timed separately, before the partners connect; a host that is slow there is a culprit
+too.
 Source: the two-round node check with swapped pairs, as in DLRover and ByteRobust, with culprits by exclusion only.
 """
 
@@ -21,7 +22,10 @@ NOISE_S = 0.002
 
 
 def num_turns(num_hosts: int) -> int:
-    """Return the number of turns that pair all neighbors: one for two hosts, else two, or three for an odd number."""
+    """Return the number of turns that pair all neighbors.
+
+    Zero for one host, one for two hosts, two for a larger even number, and three for an odd number.
+    """
     if num_hosts < 2:
         return 0
     if num_hosts == 2:

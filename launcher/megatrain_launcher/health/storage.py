@@ -22,7 +22,7 @@ MIB = 1 << 20
 FEW_FILES = 1000
 SLOW_WRITE_S = 5.0
 SHARED_MEMORY_RESERVE_BYTES = 64 * MIB
-"""Space for NCCL and gloo in addition to black boxes; a container has only 64 MiB by default."""
+"""Space for NCCL and gloo in addition to black boxes; a container's tmpfs has only 64 MiB in all by default."""
 
 
 def check_disk(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:

@@ -59,7 +59,7 @@ def judge_speed(
     """Return the findings, and whether one of them failed only because it was slow."""
     lost = int(history.seen.get("num_cuda_devices", 0)) if timings.device_type == "cpu" else 0
     if lost:
-        problem = f"torch sees no CUDA device; at the last check it saw {lost}"
+        problem = f"torch sees no CUDA device; at an earlier check it saw {lost}"
         return (failed(NAMES[0], problem), *(skipped(name, problem) for name in NAMES[1:])), False
     findings = [_judge(name, timings, history, max_slowdown) for name in NAMES]
     if timings.device_type == "cuda":

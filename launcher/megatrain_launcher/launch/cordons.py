@@ -51,7 +51,7 @@ class CordonWatch(Closable):
             self._follower.close()
 
     def _take(self, event: WatchEvent) -> None:
-        # cordons in the first snapshot were passed on by an earlier driver
+        # cordons in a snapshot were written before this watch began: an earlier driver passed them on
         if isinstance(event, Changes):
             for item in event.written:
                 self._pass_on(item)

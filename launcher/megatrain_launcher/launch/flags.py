@@ -27,7 +27,7 @@ _TEES: Mapping[str, TeeChoice] = {"none": "none", "first": "first", "all": "all"
 
 @dataclass(frozen=True, slots=True)
 class LaunchFlags:
-    """The options of the command line; empty or None where an option is not given."""
+    """The options of the command line. An option that is not given is empty, None or its default."""
 
     config: Path
     overrides: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         "--preload",
         default=DEFAULT_PRELOAD,
         metavar="MODULE[,MODULE]",
-        help="modules that each host imports once, before workers are forked, so that a restart need not wait for it; "
+        help="modules that each host imports once, before workers are forked, so that a restart skips the imports; "
         f"empty: none (default: {DEFAULT_PRELOAD})",
     )
     _add_host_arguments(parser)
@@ -116,7 +116,8 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         *spellings("--launch-id"),
         default="",
         metavar="ID",
-        help="id that is the same on all hosts of a launch, and new for each one (default: from Slurm or Kubernetes)",
+        help="id that is the same on all hosts of a launch; each launch needs a new one (default: from Slurm or "
+        "Kubernetes)",
     )
     hosts.add_argument(
         *spellings("--host-id"),

@@ -2,7 +2,7 @@
 
 endpoint, password, certificate.pem, key.pem    see megatrain_job.jobs.own_etcd
 exit-code   how the last launch ended: for batch scripts, and for `status` when the job's etcd is gone
-etcd/       etcd's data, etcd.log and its unix sockets beside it
+etcd/       etcd's data; etcd.log and etcd's unix sockets are beside it
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def num_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the GPUs that workers started with this environment can see."""
+    """Return the number of GPUs that workers started with this environment can see."""
     try:
         present = sum(1 for name in os.listdir(devices) if _GPU_FILE.fullmatch(name))
     except OSError:
@@ -35,7 +35,7 @@ def num_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> in
 def num_workers(text: str, device: str, environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Return the number of workers that --nproc-per-node means here; `device` is runtime.device.
 
-    Raises: ConfigError when `text` is not a count, or this machine has none of the requested devices.
+    Raises: ConfigError when `text` is none of the accepted values, or is "gpu" and no GPU can be used.
     """
     if text.isascii() and text.isdigit() and 0 < int(text) <= 1024:
         return int(text)

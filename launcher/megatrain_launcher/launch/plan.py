@@ -163,7 +163,7 @@ def count_hosts(
 ) -> tuple[dict[int, float], dict[int, tuple[str, ...]]]:
     """Return the numbers of hosts that can train, each with the mean slots of a step, and the problems of the others.
 
-    The mean is over the steps of the run, without the ramp-up of the batch.
+    The mean is over the steps of the run, as if the batch size had no ramp-up.
 
     Raises: ConfigError with the problems of `largest` if no number can train.
     """

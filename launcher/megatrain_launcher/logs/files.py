@@ -20,7 +20,10 @@ _NUM_FILES: Final = 4
 
 @dataclass(slots=True)
 class RotatingFile:
-    """Appends to `path`; when that is full, it becomes `path`.1, which becomes `path`.2, until there are num_files."""
+    """Appends to `path`. A full file is renamed to `path`.1, the earlier `path`.1 to `path`.2, and so on.
+
+    At most `num_files` files are kept.
+    """
 
     path: Path
     max_bytes: int = _MAX_BYTES

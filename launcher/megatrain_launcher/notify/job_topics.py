@@ -107,7 +107,7 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         )
     if incident.state is IncidentState.HELD:
         is_over = OVER_NOTE in incident.notes or not is_of_newest_round
-        topic = replace(topic, cost="nothing: training continues", activity="hosts are held, and no host is evicted")
+        topic = replace(topic, cost="nothing: training continues", activity="no host is evicted")
         if not is_over:
             return replace(topic, stage=Stage.OPEN, action="check etcd and the network of these hosts")
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")

@@ -27,7 +27,7 @@ class PageLinks:
         return f"{self.page.rstrip('/')}/#/{quote(topic.route)}" if self.page and topic.route else ""
 
     def runbook_of(self, topic: Topic) -> str:
-        """Return the runbook's address, or its name in the project if no address is configured."""
+        """Return the runbook's address, or its path in the repository if no address is configured."""
         if not topic.runbook:
             return ""
         return f"{self.runbooks.rstrip('/')}/{topic.runbook}" if self.runbooks else f"docs/runbooks/{topic.runbook}"

@@ -19,7 +19,7 @@ from megatrain_launcher.notify.sender import NoticeSender, SenderParts
 from megatrain_launcher.notify.topic_follower import TopicFollower, TopicReader
 
 LAST_S = 5.0
-"""At the end of a job, the driver waits this long for the receivers."""
+"""The longest time, in seconds, that the driver waits for the receivers at the end of a job."""
 
 
 class Notifier:

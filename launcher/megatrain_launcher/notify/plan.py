@@ -17,7 +17,7 @@ from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is
 
 HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
-"""A topic that has been over for this long is not sent any more. An open topic is sent at any time."""
+"""A topic that was over for this long before any message reported it is not sent. An open topic is sent at any time."""
 REFRESH_S = 60.0
 """The interval at which open alerts are repeated to an Alertmanager, which ends alerts that are not repeated."""
 _AT_ONCE = 3
@@ -72,7 +72,7 @@ class Plan:
     wake_unix_s: float | None = None
     """The time at which to plan again, even if nothing changes."""
     outdated: tuple[Topic, ...] = ()
-    """Topics whose level changed, as they were sent last: a receiver that keeps the state ends these alerts."""
+    """With DeliveryMode.STATE: topics whose level changed, with the level that was sent last, to end these alerts."""
 
 
 def begin_record(receiver: str, topics: Sequence[Topic]) -> ReceiverRecord:

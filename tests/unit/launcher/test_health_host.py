@@ -223,7 +223,7 @@ def test_outcome_of_interfaces_against_their_history(tmp_path: Path) -> None:
         (interface("eth0", speed="1000"), "eth0", "failed", "at 1 Gbit/s, down from 100 Gbit/s"),
         (interface("eth0", "down"), "", "warning", "it was up before"),
         (interface("eth0", changes="5"), "", "passed", ""),
-        (interface("eth0", changes="6"), "", "warning", "4 changes"),
+        (interface("eth0", changes="6"), "", "warning", "changed 4 times"),
         (interface("eth0", changes="0"), "", "passed", ""),
     ]
     before = interface("eth0") | interface("eth1")
@@ -241,7 +241,7 @@ def test_outcome_of_rdma_ports_against_their_history(tmp_path: Path) -> None:
         ({}, "passed", "mlx5_0:1 up 400 Gbit/s, mlx5_1:1 DOWN"),
         (port("mlx5_0", "1: DOWN"), "failed", "mlx5_0:1 is DOWN"),
         (port("mlx5_0", rate="100 Gb/sec (4X EDR)"), "failed", "100 Gbit/s, down from 400 Gbit/s"),
-        (port("mlx5_0", downs="9"), "warning", "9 changes"),
+        (port("mlx5_0", downs="9"), "warning", "changed 9 times"),
         (port("mlx5_1", "4: ACTIVE"), "passed", "mlx5_1:1 up"),
     ]
     before = port("mlx5_0") | port("mlx5_1", "1: DOWN", "")

@@ -307,7 +307,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
     with etcd_until(tmp_path, lambda other: _accept(other, keys, request)) as client:
         last = wait_for_answer(client, keys, request, timeout_s=DEADLINE_S, unreachable_s=0.2)
     assert last.is_done
-    assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
+    assert last.text == "saving; since then the job's etcd does not answer, as after the end of a job"
 
 
 @pytest.mark.slow
