@@ -66,8 +66,8 @@ def build_problem(cuda: str, *, wants_cuda: bool) -> str:
 
 
 def torch_arguments(wheels: Sequence[str], *, wants_cuda: bool) -> list[str]:
-    """Return uv's arguments for the build of torch. For a CPU wheel of find-links uv needs none: it prefers the wheel to
-    the same version of an index."""
+    """Return uv's arguments for the build of torch. With a CPU wheel of find-links uv needs none: it prefers this wheel
+    to the same version of an index."""
     return [] if wants_cuda or wheels else ["--torch-backend=cpu"]
 
 

@@ -114,8 +114,8 @@ class Config(Sections):
     def phase_timeouts(self) -> PhaseTimeouts:
         """How long the ranks of this run may make no progress before they count as hung.
 
-        The limits are shorter than the timeouts of collectives, so that a hung rank can still be distinguished from the
-        ranks that wait for it.
+        The configured limits are shorter than the timeouts of collectives, so that a hung rank can still be
+        distinguished from the ranks that wait for it. The limit of a step follows from the measured steps.
         """
         return PhaseTimeouts(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,

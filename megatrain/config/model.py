@@ -176,7 +176,10 @@ class ModelConfig:
         minimum=0,
     )
     dropout: float = option(
-        0.0, "Probability of dropping an element of the embedding and of each block's outputs.", minimum=0, below=1
+        0.0,
+        "Probability of dropping an element of the embedding, and of what a block adds to the residual stream.",
+        minimum=0,
+        below=1,
     )
     init_std: float = option(
         0.02, "Standard deviation of the initial weights (normal distribution).", above=0, maximum=1000

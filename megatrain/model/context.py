@@ -72,7 +72,7 @@ class TokenContext:
     def copy_(self, other: TokenContext) -> None:
         """Copy the samples and pictures of `other`.
 
-        Raises: ValueError when the contexts differ in a length, an offset or a shape, or in whether they have documents.
+        Raises: ValueError when the contexts differ in length, offset or shapes, or only one has documents.
         """
         if self._form() != other._form():
             raise ValueError(f"a context of {self._form()} cannot copy a context of {other._form()}")

@@ -36,8 +36,8 @@ class DirectoryKind:
     """A kind of directory that a program writes.
 
     has_name: returns whether such a directory may contain a file of the given name. content, writer, hint: for errors,
-    as in "a data set", "a data build" and "choose another --output". error: raised when a directory must not be replaced.
-    write_error: raised when it cannot be written.
+    as in "a data set", "a data build" and "choose another --output". error: raised when a directory must not be
+    replaced. write_error: raised when it cannot be written.
     """
 
     has_name: Callable[[str], object]

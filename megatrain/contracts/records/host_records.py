@@ -70,7 +70,10 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Ranks made no progress for longer than the limit of their phase. `limit_s` was derived from earlier steps."""
+    """Ranks made no progress for longer than the limit of their phase.
+
+    The phase, step, time and limit are those of the rank that has been silent for longest.
+    """
 
     phase: str
     step: int
