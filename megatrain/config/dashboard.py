@@ -49,8 +49,8 @@ class DashboardConfig:
     )
     host_names: str = option(
         "",
-        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address, "
-        "localhost and the name of this machine are refused.",
+        "Further host names, comma-separated, of the dashboard. Requests for any other name are refused, except for "
+        "the address, localhost and, if the address is 0.0.0.0 or ::, the name of this machine.",
         pattern="[A-Za-z0-9., _-]*",
     )
     base_path: str = option(

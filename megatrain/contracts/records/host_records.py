@@ -72,7 +72,7 @@ class RankFailure:
 class Stall:
     """Ranks made no progress for longer than the limit of their phase.
 
-    The phase, step, time and limit are those of the rank that has been silent for longest.
+    `phase`, `step`, `silent_s` and `limit_s` are those of the rank that has been silent for longest.
     """
 
     phase: str
