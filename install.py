@@ -1,10 +1,11 @@
 """`.venv/bin/python install.py`: install megatrain, editable, with what tests and checks use, into this environment.
 
-uv installs, because it takes a fraction of pip's time; pip does where uv cannot be had or fails. uv does not read pip's
-configuration, so what `pip config list` prints is passed on. On a machine without a GPU the CPU build of torch is
-installed: a wheel among pip's find-links, or from the index that uv knows. If uv installs a build for CUDA there, that
-is an error, unless MEGATRAIN_TORCH=cuda asks for one; after pip, which has no choice, it is only printed. This file
-uses only the standard library, because it runs where nothing else is installed.
+uv installs, because it takes a fraction of pip's time; pip installs if uv cannot be had or fails. uv does not read
+pip's configuration, so this program passes on what `pip config list` prints. On a machine without a GPU, uv installs
+the CPU build of torch: a wheel from pip's find-links, or one from the index of CPU builds that uv knows. If it installs
+a build for CUDA there, that is an error, unless MEGATRAIN_TORCH=cuda asks for one. pip has no such choice, so a build
+for CUDA that pip installed is only reported. This file uses only the standard library, because it runs where nothing
+else is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Run = Callable[[Sequence[str], Mapping[str, str] | None], "tuple[int, str]"]
 
 
 def main() -> int:
-    """Install. Returns the exit code: of pip, or 1 if uv installed a build of torch that does not fit the machine."""
+    """Install. Returns the exit code: of pip or the import of torch if one failed, 1 if uv installed a wrong build."""
     return install(_run, os.environ, has_gpu=has_gpu())
 
 
@@ -65,8 +66,8 @@ def build_problem(cuda: str, *, wants_cuda: bool) -> str:
 
 
 def torch_arguments(wheels: Sequence[str], *, wants_cuda: bool) -> list[str]:
-    """Return uv's arguments for the build of torch. A CPU wheel of find-links is newer than the same version of an
-    index, so it needs none."""
+    """Return uv's arguments for the build of torch. With a CPU wheel of find-links uv needs none: it prefers this wheel
+    to the same version of an index."""
     return [] if wants_cuda or wheels else ["--torch-backend=cpu"]
 
 
@@ -99,7 +100,7 @@ def pip_options(listed: str) -> dict[str, list[str]]:
 
 
 def uv_arguments(options: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return uv's arguments for the same packages and places; of several indexes the newest version wins."""
+    """Return uv's arguments for pip's constraints, sources and hosts; of several indexes the newest version wins."""
     names = {
         "constraint": "--constraint", "find-links": "--find-links", "trusted-host": "--allow-insecure-host",
     }  # fmt: skip

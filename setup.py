@@ -1,7 +1,6 @@
 """The packages of the distribution and its compiled extensions, which pyproject.toml cannot list.
 
-All extensions are optional: without a compiler, the installation continues without them, and `megatrain doctor` reports
-which are missing.
+Without a compiler, the installation continues without the extensions, and `megatrain doctor` reports which are missing.
 
 MEGATRAIN_CUDA=0 leaves out the CUDA kernels; with =1 it is an error if they cannot be built. If the variable is not
 set, they are built if this environment has a torch that is built for CUDA and the machine has nvcc.

@@ -62,7 +62,8 @@ def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
     """Open a file for reading; the block receives its bytes, decompressed.
 
     own_kind: the result of `kind_of_content` for the file when it is not compressed; "" for text.
-    Raises: DataError when the file cannot be read, is damaged, or its content does not match its suffix.
+    Raises: DataError when the file cannot be read, is damaged, its content does not match its suffix, or pyarrow, which
+    reads .zst, is absent.
     """
     suffix = path.suffix.lower()
     compression = suffix if suffix in _DECOMPRESSORS else ""
@@ -75,7 +76,7 @@ def opened(path: Readable, own_kind: str = "") -> Iterator[BinaryIO]:
 def opened_by_content(path: Readable) -> Iterator[BinaryIO]:
     """Open a file for reading; the block receives its bytes, decompressed if the content is compressed.
 
-    Raises: DataError when the file cannot be read or is damaged.
+    Raises: DataError when the file cannot be read or is damaged, or pyarrow, which reads Zstandard, is absent.
     """
     with path_opened(path, "compressed") as raw:
         kind = kind_of_content(raw.read(_LONGEST_MAGIC))

@@ -142,7 +142,6 @@ def _build_meta_chunk(
 
 
 def _model_part(config: Config, stage: int, chunk: int) -> ModelPart:
-    """Return which layers the chunk holds, and whether it has the embedding and the head."""
     placement = config.parallel.placement
     return ModelPart(
         layers=config.layers_of(stage, chunk),

@@ -30,11 +30,12 @@ class InputCopies:
 
     @classmethod
     def to(cls, device: torch.device) -> Self:
-        """Return the copies to a device. A CPU has no streams; there, tensors are used as they are."""
+        """Return an object that copies to `device`. A CPU has no streams; there, tensors are used as they are."""
         return cls(device, CudaStream(is_urgent=False) if device.type == "cuda" else NoStream(is_urgent=False))
 
     def start(self, x: Tensor) -> Tensor:
-        """Start to copy `x` and return the copy. On a GPU, `x` may change as soon as this returns."""
+        """Start to copy `x` and return the copy. On a GPU, `x` may change as soon as this returns, if it is not
+        pinned."""
         with self._stream.beside_compute():
             return to_device(x, self._device)
 
@@ -54,7 +55,7 @@ def pipeline_input(
     """Return the pipeline's input for a micro-batch on the CPU, whose copy to the device has started.
 
     The host does not wait.
-    pictures: with all patches; only on the first stage. Of these, this rank's rows are copied.
+    pictures: all patches of the micro-batch, only on the first stage; this rank's part of them is copied.
     """
     started: list[Tensor] = []
 

@@ -76,7 +76,8 @@ class BatchStage:
 class StepRun(NamedTuple):
     """Consecutive steps with the same global batch size. num_steps: None if no other size follows.
 
-    cursor: the position from which the first of these steps takes its samples. The samples there may be left out.
+    cursor: the position from which the first of these steps takes its samples. If the run leaves out the samples there,
+    the step takes those after them.
     """
 
     cursor: int
@@ -89,7 +90,7 @@ class BatchSchedule:
     """The global batch size of every step of a run: that of the ramp-up, then that of each stage.
 
     stages: ascending. A stage begins with the first step whose first sample belongs to it, so a step never has parts of
-    two sizes. `skipped` in all methods: the samples that the run leaves out.
+    two sizes. The argument `skipped` of the methods: the samples that the run leaves out.
     """
 
     batch: BatchConfig

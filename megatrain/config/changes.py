@@ -67,8 +67,9 @@ def model_changes(before: Config, now: Config) -> list[ChangedKey]:
 def run_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the `model_changes` after which a run cannot continue.
 
-    A change of model.seq_len is one only if a parameter has that length as a dim. Otherwise it changes no weight, and
-    samples only if data.seq_len is 0; `lengths_problem` checks that.
+    A change of model.seq_len is among them only if a parameter has this length as a dim. Otherwise the change affects
+    no weight, and it affects samples only if data.seq_len is 0; `lengths_problem` (checkpoint/continued_lengths.py)
+    checks that.
     """
     changes = model_changes(before, now)
     return [change for change in changes if change.key != "model.seq_len" or _has_length_dim(now.model)]

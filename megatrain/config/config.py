@@ -114,8 +114,8 @@ class Config(Sections):
     def phase_timeouts(self) -> PhaseTimeouts:
         """How long the ranks of this run may make no progress before they count as hung.
 
-        The limits are shorter than the timeouts of collectives, so that a hung rank can still be distinguished from the
-        ranks that wait for it.
+        The configured limits are shorter than the timeouts of collectives, so that a hung rank can still be
+        distinguished from the ranks that wait for it. The limit of a step follows from the measured steps.
         """
         return PhaseTimeouts(
             init_s=_PART_OF_TIMEOUT * self.runtime.init_timeout_s,
@@ -205,9 +205,9 @@ class Config(Sections):
         """Return the number of elements at which a bucket is closed: parallel.bucket_size, or a default for the model.
 
         The default is the size of one layer's matrices on a rank: with N layers, only 1/N of the communication is
-        exposed, because each collective overlaps with a layer. It is at most LARGEST_BUCKET, which suffices to use a
-        link fully, and at least SMALLEST_SHARD per rank of the replica group, below which latency costs more than
-        bandwidth.
+        exposed, because each collective overlaps with a layer. It is limited to LARGEST_BUCKET, which suffices to use a
+        link fully. But it is never less than SMALLEST_SHARD per rank of the replica group: below that, latency costs
+        more than bandwidth.
         """
         if self.parallel.bucket_size:
             return self.parallel.bucket_size

@@ -25,7 +25,8 @@ class DashboardConfig:
     enable_actions: bool = option(
         False,
         "Whether operators may restart, evict, stop and more through the dashboard; otherwise it is read-only. Without "
-        "an operator_token_file the dashboard creates a token for the job's user, <run>/diagnosis/operator-token.",
+        "token files and trusted_proxies, the dashboard creates a token for operators in a file of the job's user, "
+        "<run>/diagnosis/operator-token.",
     )
     viewer_token_file: str = option(
         "", "File, readable only by its owner, with the viewers' token. Viewers cannot act."
@@ -48,8 +49,8 @@ class DashboardConfig:
     )
     host_names: str = option(
         "",
-        "Further host names, comma-separated, of the dashboard. Requests for any name except these, the address, "
-        "localhost and the name of this machine are refused.",
+        "Further host names, comma-separated, of the dashboard. Requests for any other name are refused, except for "
+        "the address, localhost and, if the address is 0.0.0.0 or ::, the name of this machine.",
         pattern="[A-Za-z0-9., _-]*",
     )
     base_path: str = option(

@@ -34,7 +34,8 @@ class DiagnosticsConfig:
     )
     daemon_address: str = option(
         "",
-        "Address that the daemon listens at. Empty: 127.0.0.1 for a job on one machine, else the address of its host.",
+        "Address that the daemon listens at. Empty: 127.0.0.1 if etcd runs only on the daemon's host, else the address "
+        "of this host in etcd's network.",
     )
     daemon_port: int = option(0, "Port of the daemon; 0: any free port.", minimum=0, maximum=65535)
     metrics_port: int = option(

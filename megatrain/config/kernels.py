@@ -14,14 +14,15 @@ class KernelsConfig:
 
     strict: bool = option(
         False,
-        "Whether a slow path on a GPU is an error instead of a warning: attention that writes out all scores, or "
+        "Whether a slow path on a GPU is an error instead of a warning: attention that writes out its scores, or "
         "compiled kernels that are missing.",
     )
     attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = option(
         "auto",
         "Which of torch's attention kernels to use on a GPU. auto: the first in this list that supports the model; "
         "the log has its name, and the reasons why earlier ones do not support the model. Another value: that "
-        "kernel or an error. CPUs have one kernel.",
+        "kernel or an error. No effect on CPUs. With model.attention_softcap, auto uses a slower path of megatrain, "
+        "and all other values are errors.",
     )
     norm: Literal["megatrain", "apex"] = option(
         "megatrain",

@@ -34,7 +34,7 @@ _STRING = re.compile(
 def key_lines(text: str) -> Mapping[Path, int]:
     """Return the line, counted from 1, on which each key and each table of valid TOML first appears.
 
-    Tables of an array, [[name]], are named as by `split_arrays`: name, name-2 and so on.
+    The tables of a top-level array, [[name]], are named as by `split_arrays`: name, name-2 and so on.
     """
     scanner = _Scanner(text)
     scanner.scan_document()

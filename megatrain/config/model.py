@@ -1,8 +1,8 @@
 """Section [model]: the shape and the mathematics of the transformer.
 
-These keys can express GPT-2, GPT-3, GPT-NeoX, Llama, Qwen, Mistral, Gemma, Phi-3 and MegaScale's models. Nothing here
-depends on how the model is spread over ranks. The largest sizes allowed are at least 100 times those of any model known
-today: a larger value is a typing error.
+These keys can express GPT-2, GPT-3, GPT-NeoX, Llama, Qwen, Mistral, Gemma, OLMo 2, Phi-3 and MegaScale's models.
+Nothing here depends on how the model is spread over ranks. The largest sizes allowed are at least 100 times those of
+any model known today: a larger value is a typing error.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class ModelConfig:
         minimum=0,
     )
     dropout: float = option(
-        0.0, "Probability of dropping an element of the embedding and of each block's outputs.", minimum=0, below=1
+        0.0,
+        "Probability of dropping an element of the embedding, and of what a block adds to the residual stream.",
+        minimum=0,
+        below=1,
     )
     init_std: float = option(
         0.02, "Standard deviation of the initial weights (normal distribution).", above=0, maximum=1000
@@ -257,7 +260,7 @@ class ModelConfig:
 
     @property
     def has_window(self) -> bool:
-        """Whether the window is shorter than a sample."""
+        """Whether the window is shorter than the longest sample that the model takes."""
         return 0 < self.window_size < self.seq_len
 
     def window_of(self, layer: int) -> int:

@@ -39,7 +39,8 @@ LARGEST_NUMBER = 10**9
 """Upper bound of other floats that declare none: single precision can still represent its square."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
-"""Numbers except 0 must be at least this, far above where single precision rounds to 0. Times: SMALLEST_OF_UNIT."""
+"""Lower bound of the magnitude of numbers except 0: single precision rounds only much smaller ones to 0. The bound of
+times is in SMALLEST_OF_UNIT."""
 
 REQUIRED: Any = MISSING
 """The default of a key that every configuration must set."""

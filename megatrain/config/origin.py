@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
-    """The place where a value was set: the path of a file and a line of it, or a description. Line 0: no line."""
+    """Where a value was set: the path of a file and the number of a line in it, or a description. Line 0: no line."""
 
     place: str
     line: int = 0

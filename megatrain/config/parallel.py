@@ -119,9 +119,9 @@ class ParallelConfig:
     )
     bucket_size: int = option(
         0,
-        "Least number of parameters of a chunk that are reduced and gathered in one collective: a bucket is closed "
-        "when it holds this many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 "
-        "for each rank that has a shard of it.",
+        "Number of parameters at which a bucket is closed. The parameters of a chunk are divided into buckets; each is "
+        "reduced and gathered in one collective. 0: the size of one layer's matrices on a rank, at most 40,000,000, "
+        "but never less than 65,536 for each rank that has a shard of the bucket.",
         unit="elements",
         minimum=0,
     )

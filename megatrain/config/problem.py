@@ -1,7 +1,7 @@
 """A mistake in a configuration: the message, the keys that it involves, and the values that the message proposes.
 
 The keys are recorded so that one mistake is not reported twice. Several checks report keys that were changed and have
-no effect because of another key's value, so the messages about these are here.
+no effect because of another key's value, so the messages about such keys are here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MAX_PROPOSED = 8
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A message without its place, and the keys ("section.key") whose values it involves, the key at fault first."""
+    """A message without an origin, and the keys ("section.key") whose values it involves, the key at fault first."""
 
     keys: tuple[str, ...]
     text: str
 
     def located(self, origins: Mapping[str, ValueOrigin]) -> str:
-        """Return the message with the origin of the first of the keys that was set."""
+        """Return the message with the origin of the first key that was set, or of the first one with any origin."""
         known = [origins[key] for key in self.keys if key in origins]
         written = [origin for origin in known if origin != DEFAULT]
         location = next(iter(written or known), None)

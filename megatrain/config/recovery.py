@@ -69,8 +69,9 @@ class RecoveryConfig:
     )
     max_vanished_fraction: float = option(
         0.3,
-        "If a larger fraction of at least three hosts vanishes at once, this counts as a failure of etcd or its "
-        "network, and no host is evicted before there is further evidence.",
+        "If more than this fraction of a round's hosts vanish at once, this counts as a failure of etcd or its "
+        "network, and no host is evicted before there is further evidence. The rule needs a round of at least three "
+        "hosts, of which at least two vanish.",
         minimum=0,
         maximum=1,
     )

@@ -88,7 +88,7 @@ def _weight(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage, its first sample in a run that leaves out none, and the tokens of each of its samples.
+    """A stage, its first sample in a run that leaves out no samples, and the tokens of each of its samples.
 
     first_token: how many tokens such a run has read before the stage. changes_length: the samples of the stage before
     have another length.

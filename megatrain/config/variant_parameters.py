@@ -49,7 +49,8 @@ class ShapedParameter:
 def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
     """Return the parameters of the variant that model.`key` names, by name in its module; none for built-in values.
 
-    Raises: ConfigError when the variant's declaration is not a mapping of names to VariantParameter with allowed dims.
+    Raises: ConfigError as `load_variant` and `position_methods`, and when the variant's declaration is not a mapping of
+    names to VariantParameter with allowed dims, or belongs to positions with both methods.
     """
     if model.is_own(key):
         return {}
@@ -85,7 +86,7 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
 def position_methods(model: ModelConfig) -> tuple[PositionMethod, ...]:
     """Return the methods of the variant that model.positions names: add, rotate or both; none for built-in positions.
 
-    Raises: ConfigError when the variant has neither.
+    Raises: ConfigError as `load_variant`, and when the variant has neither method.
     """
     if model.is_own("positions"):
         return ()
@@ -98,7 +99,7 @@ def position_methods(model: ModelConfig) -> tuple[PositionMethod, ...]:
 
 
 def parameters_of_positions(model: ModelConfig, method: PositionMethod) -> dict[str, ShapedParameter]:
-    """Return the own parameters of the module whose `method` is called, by name in it."""
+    """Return the parameters of the variant of positions if it has `method`, by name in its module; else none."""
     return own_parameters(model, "positions") if method in position_methods(model) else {}
 
 

@@ -48,7 +48,7 @@ def load_variant(key: str, name: str) -> Any:
 
 
 def load_families() -> list[Any]:
-    """Import the Hugging Face families that other packages add, in the order of their names.
+    """Return the Hugging Face families that other packages add, in the order of their entry points' names.
 
     Raises: ConfigError, which names the package, when one cannot be imported.
     """

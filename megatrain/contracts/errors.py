@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode
 
 
 class MegatrainError(Exception):
-    """Base of all errors that a user or operator can fix: the message has the fault, its place and a hint."""
+    """Base of all errors that a user or operator can fix: the message has the fault, where it is, and a hint."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 

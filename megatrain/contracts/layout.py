@@ -2,7 +2,7 @@
 
 AXES is the only list of axes. `pp` counts pipeline stages and is the outermost axis: a stage is a run of consecutive
 ranks. A *factorization* describes how the ranks of one stage are divided further: a list of axes from outermost to
-innermost. The first one, dense, numbers the ranks. tp is innermost, so that it stays inside a host; dp comes before pp,
+innermost. The first one, dense, numbers the ranks. tp is innermost, so that it stays inside a host; dp is inside pp,
 because MegaScale sec. 3.2 gives data-parallel groups placement priority over pipeline groups. Every other factorization
 divides the same ranks, in the same order, by other sizes; the size of its outermost axis follows from the others. So
 the ranks along an axis are always evenly spaced: an axis of a layout is a size and a stride.
@@ -68,7 +68,7 @@ AXES = (
 STAGES = "pp"
 DENSE = ("dp", "cp", "tp")
 FACTORIZATIONS: Mapping[str, tuple[str, ...]] = {"dense": DENSE, "expert": ("edp", "ep")}
-"""How the ranks of a stage are divided into axes, outermost first. The dense one determines the ranks of a stage."""
+"""How the ranks of a stage are divided into axes, outermost first. The dense one determines their number."""
 _FACTORIZED = tuple(FACTORIZATIONS.values())
 REPLICAS = tuple(axes[0] for axes in _FACTORIZED)
 """The outermost axis of each factorization: gradients are summed and state is sharded along it."""

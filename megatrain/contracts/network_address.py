@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address. A name counts as such only if it is localhost."""
+    """Return whether only this machine can reach an address. Of all names, only localhost counts as such an address."""
     if address == "localhost":
         return True
     try:

@@ -51,6 +51,6 @@ def num_kept(first: int, end: int, skipped: SampleRanges) -> int:
 
 
 def samples_text(ranges: SampleRanges) -> str:
-    """Return the last ranges as text, with the first and last sample of each."""
+    """Return the last four ranges as text, by their first and last samples, and how many ranges precede them."""
     shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])
     return f"{shown} and {count_text(len(ranges) - 4, 'range')} before" if len(ranges) > 4 else shown

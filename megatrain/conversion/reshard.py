@@ -60,8 +60,8 @@ def reshard(
 ) -> ReshardReport:
     """Write the committed checkpoint `source` to `output` in the given layout, and commit it.
 
-    layers_per_chunk: the same as parallel.layers_per_chunk; empty for an even split, not for that of the source.
-    max_item_bytes: the largest size of one item; memory holds several items at a time. Jobs write with the default.
+    layers_per_chunk: the new parallel.layers_per_chunk; empty means the even split, even if the source has another one.
+    max_item_bytes: the largest size of one item; memory holds several items at a time. Jobs use the default.
     Raises: ConfigError when a job cannot run the model in this layout; CheckpointError naming the file.
     """
     manifest = read_manifest(source)

@@ -9,7 +9,7 @@ from megatrain.contracts.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class BadTokens:
-    """A place in the files of a source that cannot be used, and why.
+    """A location in the files of a source where the tokens cannot be used, and why.
 
     offset: the first bad byte of `file`. document: the number of the document that the byte is in; None if that is not
     known. reason: the fault and a hint, as the end of a sentence about the file.
@@ -42,8 +42,8 @@ class BadTokensError(BadSampleError):
 class BadSample:
     """A sample of a step that is replaced by one without labels.
 
-    number: the sample's number in the run. source: the number of its source in the mixture. reason: the address, and
-    why it cannot be used; None if only another rank, which works on the same samples, knows it.
+    number: the sample's number in the run. source: the number of its source in the mixture. reason: the address of what
+    cannot be used, and why; None if only another rank, which works on the same samples, knows it.
     """
 
     number: int

@@ -1,9 +1,11 @@
 """Deal the samples of a step to micro-batches and replicas by cost, so that all replicas compute equally long.
 
 The samples of a step, the number of samples of a micro-batch and the number of micro-batches of a replica stay the
-same. The heaviest samples are dealt first, in rounds of one sample for each replica: the heaviest of a round to the
-replica with the least cost so far. Then the replica with the highest cost exchanges samples with those of the lowest
-costs. The samples of a replica are dealt to its micro-batches in rounds too. The micro-batches are ordered so that
+same. The heaviest samples are dealt first, in rounds of one sample for each replica: the heaviest sample of a round
+goes to the replica with the least cost so far. If some replicas have one micro-batch more than the others, they get the
+lightest samples of all before these rounds. Then the replica with the highest cost exchanges samples with those of the
+lowest costs. The samples of a replica are dealt to its micro-batches in rounds too. The micro-batches are ordered so
+that
 their costs first rise and then fall: a stage of a pipeline waits while its neighbor computes a longer micro-batch, so
 it waits least if the costs of successive micro-batches are similar.
 Pure functions of integers: the result is the same on every host. No I/O and no clock.
@@ -18,9 +20,9 @@ from numpy.typing import NDArray
 from megatrain.contracts.step_plan import Dealing
 
 _GOOD_ENOUGH = 200
-"""Exchanges end when no replica is above the mean by more than 1 / _GOOD_ENOUGH of it."""
+"""Exchanges end when no cost of a replica exceeds the mean by more than 1 / _GOOD_ENOUGH of the mean."""
 _EXCHANGES = 4
-"""At most this many exchanges per replica."""
+"""The number of exchanges is at most the number of replicas times this."""
 _PARTNERS = 4
 """For the replica with the highest cost, exchanges with this many replicas of the lowest costs are tried."""
 Costs = NDArray[np.int64]
@@ -80,7 +82,8 @@ def _in_rounds(descending: Costs, sums: Costs) -> Places:
 
 
 def _exchange(descending: Costs, samples: list[Places], sums: Costs) -> None:
-    """Exchange samples of the replica with the highest sum, until no exchange lowers it or it is near the mean.
+    """Exchange samples of the replica with the highest sum, until no exchange that is tried lowers it, or it is near
+    the mean.
 
     `samples` and `sums` change. The samples of a replica are ascending, so their costs descend.
     """

@@ -62,7 +62,8 @@ class PackedBins:
 
     Opening it reads the header only. `read` and `block_bounds` check what they read; the arrays
     `pieces`, `bounds` and `bounds_of_blocks` are the file as it is.
-    Raises: DataError when the file is missing, damaged, or of other token files, with the command that makes it.
+    Raises: DataError when the file is missing, damaged, of another version or of other token files, with the command
+    that makes it; or when it holds no samples.
     """
 
     def __init__(self, dataset: IndexedDataset, seq_len: int) -> None:
@@ -90,7 +91,7 @@ class PackedBins:
         size = self._sums_start + num_blocks(num_bytes) * SUM_DTYPE.itemsize
         if len(content) != size:
             raise DataError(
-                f"{self.path}: has {len(content)} bytes, and its header describes {size}; it is cut off or damaged, "
+                f"{self.path}: has {len(content)} bytes, and its header describes {size}; it is cut off or damaged; "
                 f"{again}"
             )
         if num_bins == 0:
@@ -121,7 +122,7 @@ class PackedBins:
         firsts, ends = self.bounds[bins], self.bounds[bins + 1]
         self._check(firsts * PIECE_DTYPE.itemsize, ends * PIECE_DTYPE.itemsize)
         bounds = np.concatenate([[0], np.cumsum(ends - firsts)])
-        # the places of all pieces: those of bin n count up from firsts[n]
+        # the indices of all pieces: those of bin n count up from firsts[n]
         places = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], ends - firsts)
         return self.pieces[places], bounds
 
@@ -139,7 +140,7 @@ class PackedBins:
         block = self._summed.first_damaged(starts, ends)
         if block is not None:
             reason = (
-                f"the {BLOCK_BYTES} bytes from here on differ from their checksum; the file is damaged, {self._again}"
+                f"the {BLOCK_BYTES} bytes from here on differ from their checksum; the file is damaged; {self._again}"
             )
             raise BadTokensError(BadTokens(str(self.path), BINS_HEADER.size + block * BLOCK_BYTES, None, reason))
 
@@ -156,11 +157,11 @@ def write_bins(
     num_workers: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> BinsSummary:
-    """Pack the documents of `dataset` into `bins_path`. A process that is killed leaves an earlier file as it was.
+    """Pack the documents of `dataset` into `bins_path`. If the process is killed, an earlier file stays as it was.
 
-    num_workers: processes that pack; it does not change the file. `report` gets the number of documents that are packed
-    so far, and the number of all. Raises: DataError when the token files are behind a URL or cannot be read, or the
-    file cannot be written; MegatrainError when a process ends or cannot be started.
+    num_workers: processes that pack; their number does not change the file. `report` gets the number of documents that
+    are packed so far, and the number of all documents. Raises: DataError when the token files are behind a URL or
+    cannot be read, or the file cannot be written; MegatrainError when a process ends or cannot be started.
     """
     if isinstance(dataset.prefix, RemotePath):
         raise DataError(
@@ -198,7 +199,7 @@ def write_bins(
 
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
-    """Return a byte at which a file differs from the result of packing; None if it does not differ."""
+    """Return a byte at which the file `bins` differs from the result of packing; None if it does not differ."""
     num_pieces, num_bins, block_bounds = 0, 0, [0]
     for block, _ in _packed(dataset, bins.seq_len, 1):
         pieces = bins.pieces[num_pieces : num_pieces + len(block.pieces)]
@@ -249,7 +250,6 @@ def _pack(dataset: IndexedDataset, first: int, seq_len: int) -> PackedBlock:
 
 @functools.cache
 def _opened(prefix: DataPath) -> IndexedDataset:
-    """Return the token files, which a worker opens once."""
     return IndexedDataset(prefix)
 
 

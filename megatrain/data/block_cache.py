@@ -7,8 +7,8 @@ version has other blocks. The cache is no more than a copy: what is missing, dam
 the source.
 
 A file gets its name when it is complete. The kernel releases the locks of a killed process, and making room removes
-temporary files without a lock. The file `total` has a number that is at least the bytes of all files; making room
-counts them again.
+temporary files without a lock. The file `total` has a number that is at least the bytes of all blocks and whole
+files; making room counts them again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from megatrain.data.cache_use import CacheCounter, CacheUse, Load
 _PART_BYTES = 8 << 20
 """A whole file is loaded in parts of this size."""
 _MISSES_UNTIL_RETRY = 64
-"""After a block could not be stored, this many reads go to the source before the next attempt to store one."""
+"""After a block could not be stored, this many reads of missing blocks go to the source before the next attempt to
+store one."""
 _WHOLE = ".whole"
 _ROOM = 8
-"""Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
+"""Making room frees at least 1/8 of the cache, so that it is rare: it looks at all files."""
 _logger = logging.getLogger(__name__)
 
 
@@ -201,7 +202,7 @@ class BlockCache:
 
     @contextmanager
     def _reserved(self, num_bytes: int, temporary: Path) -> Iterator[int]:
-        """Make room for a file, and yield its descriptor. It is locked, and has its final size. Raises: OSError."""
+        """Make room for a file, create it with its final size, and yield its locked descriptor. Raises: OSError."""
         if num_bytes > self.settings.max_bytes:
             raise OSError(errno.EFBIG, f"its {num_bytes} bytes are more than data.cache_bytes")
         with (self._directory / "total").open("a+b") as total:
@@ -250,7 +251,7 @@ class BlockCache:
 
     @contextmanager
     def _locked(self, block: FileBlock) -> Iterator[None]:
-        """Let one process at a time read a block from its source, and the others wait for it.
+        """Let one process at a time read a block from its source; the other processes wait.
 
         A read may be repeated for a minute, so each block has its own lock: a byte of a file. Without locks, or with a
         full disk, several processes may read the same block.
@@ -274,7 +275,7 @@ class BlockCache:
 
 
 def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
-    """Return the content of a file of this size, mapped; None if there is none.
+    """Return the content of a file of this size, mapped; None if there is no such file.
 
     The map has its own descriptor, which shares the lock, so the lock lasts as long as the map.
     """
@@ -289,7 +290,8 @@ def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Return whether a process writes or maps a file. After a removal, its bytes would stay on the disk uncounted."""
+    """Return whether a process writes or maps a file. If it were removed, its bytes would stay on the disk
+    uncounted."""
     with path.open("rb") as file:
         try:
             has_no_locks = bool(lock(file.fileno()))

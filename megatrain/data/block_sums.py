@@ -1,4 +1,4 @@
-"""CRC-32 of each block of a long content, so that what is read of a large file is checked, and nothing else is read.
+"""The CRC-32 of each block of a large file: a read checks the blocks that it needs, and reads no others.
 
 A block is as large as a page: reading one byte of a mapped file reads that much anyway.
 """

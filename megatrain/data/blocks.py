@@ -20,9 +20,9 @@ _BLOCK_DOCUMENTS = 4096
 class DocumentBlock:
     """Some documents in the order of the corpus.
 
-    `end`: the place after the last document. `skipped`: the number of records left out from the start of the corpus to
-    `end`, by reason. `file_bytes`: about how many bytes of the corpus's files have been read; for compressed files,
-    compressed bytes.
+    `end`: the position after the last document. `skipped`: the number of records and files left out from the start of
+    the corpus to `end`, by reason; the last block also counts those after `end`. `file_bytes`: about how many bytes of
+    the corpus's files have been read; for compressed files, compressed bytes.
     """
 
     documents: tuple[CorpusDocument, ...]
@@ -40,7 +40,8 @@ def blocks(
 ) -> Iterator[DocumentBlock]:
     """Yield the blocks of the corpus from `first` on, which is the start of the corpus or the end of a block.
 
-    `skipped`: the number of records left out before `first`, by reason; the records left out from `first` on are added.
+    `skipped`: the number of records and files left out before `first`, by reason; those left out from `first` on are
+    added.
     """
     documents: list[CorpusDocument] = []
     num_bytes = 0

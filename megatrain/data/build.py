@@ -4,7 +4,7 @@ A build has two passes and needs bounded memory. The first pass reads the source
 disk. The second pass copies the documents in the order of a keyed hash of each document's identity. So random access
 reads tokens on disk, never text, and works the same way for every source. Memory use: a few blocks of text, and 32
 bytes per document. A build that trains a tokenizer reads the sources once more, before the first pass.
-Whether a document is held out depends only on its identity and the fraction, so another seed or tokenizer keeps the
+Which documents are held out depends only on their identities and the fraction, so another seed or tokenizer keeps the
 same held-out set.
 
 A killed build leaves the tokenizer and the spool. The next build with the same inputs and options continues from there,
@@ -54,7 +54,7 @@ FILE_NAMES = (
     TOKENIZER_CONFIG_NAME,
     META_NAME,
 )
-"""All file names that a data directory may contain; it has one of the two tokenizer files."""
+"""All file names that a data directory may contain; it has a tokenizer.json or a tokenizer.model, not both."""
 DATA_DIRECTORY = DirectoryKind(
     FILE_NAMES.__contains__, "a data set", "a data build", "choose another --output", DataError, DataError
 )
@@ -77,9 +77,9 @@ def build(
     num_workers: threads or processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse
     folders that contain files of unknown kinds.
 
-    Raises: DataError when an input or the tokenizer cannot be used, there are fewer than two documents, or `output`
-    exists and must not be replaced; MegatrainError when a process that tokenizes ends, or it or a thread cannot be
-    started.
+    Raises: DataError when an input, an option or the tokenizer cannot be used, there are fewer than two documents, or
+    `output` exists and must not be replaced; MegatrainError when a process that tokenizes ends, or it or a thread
+    cannot be started.
     """
     options = options or BuildOptions()
     _check(options)

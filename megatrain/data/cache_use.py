@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self
 
 Load = Callable[[int, int], bytes]
-"""Returns the range of a file from its offset and its number of bytes."""
+"""Returns a range of a file, given the offset and the number of bytes."""
 
 
 class CacheUse(NamedTuple):
@@ -43,7 +43,7 @@ class CacheCounter:
             self._use = CacheUse.sum((self._use, use))
 
     def counted(self, load: Load) -> Load:
-        """Return `load`, which also counts what it has read."""
+        """Return a function that calls `load` and counts the bytes that it has read."""
 
         def load_and_count(offset: int, num_bytes: int) -> bytes:
             content = load(offset, num_bytes)

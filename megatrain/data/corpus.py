@@ -43,7 +43,7 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The files that a list of inputs refers to. `left_out`: the files of folders that are not read, by reason."""
+    """The files that a list of inputs refers to. `left_out`: files and folders that are not read, by reason."""
 
     inputs: tuple[str, ...]
     files: tuple[FoundFile, ...]
@@ -53,8 +53,8 @@ class Corpus:
     def documents(self, skipped: Counter[str] | None = None, first: CorpusPosition = START) -> Iterator[CorpusDocument]:
         """Yield every document that has text, in order from `first` on.
 
-        `skipped` counts, by reason, the records without text from `first` on. If `first` is START, it also counts the
-        files that are left out.
+        `skipped` counts, by reason, the records without text and the library files without UTF-8 text, both from
+        `first` on. If `first` is START, it also counts the files and folders that are left out.
         Raises: DataError naming the file and line or row that cannot be used.
         """
         skipped = Counter() if skipped is None else skipped
@@ -88,7 +88,8 @@ class Corpus:
 def open_corpus(inputs: Sequence[str], text_key: str = "text") -> Corpus:
     """Return the corpus of `inputs`: files of known kinds, folders of them, patterns, URLs, or `python-stdlib`.
 
-    Raises: DataError when an input does not exist, is of another kind, or has no file of a known kind.
+    Raises: DataError when there is no input, or an input does not exist, cannot be listed, is of another kind, or has
+    no file of a known kind.
     """
     files: list[FoundFile] = []
     left_out: LeftOut = {}

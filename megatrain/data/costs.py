@@ -74,8 +74,8 @@ class DocumentCosts:
         size = COSTS_HEADER.size + num_bytes + num_blocks(num_bytes) * SUM_DTYPE.itemsize
         if num_documents != dataset.num_documents or len(content) != size:
             raise DataError(
-                f"{self.path}: has {len(content)} bytes and costs of {num_documents} documents, and {dataset.prefix} "
-                f"has {dataset.num_documents} documents; {again}"
+                f"{self.path}: has {len(content)} bytes and costs of {num_documents} documents; expected {size} bytes "
+                f"and the costs of the {dataset.num_documents} documents of {dataset.prefix}; {again}"
             )
         sums = content[COSTS_HEADER.size + num_bytes :]
         if zlib.crc32(sums) != sum_of_sums:
@@ -101,11 +101,11 @@ class DocumentCosts:
 
 
 def write_costs(dataset: IndexedDataset, lines: Iterable[str], shown: str) -> CostsSummary:
-    """Write the costs of all documents to `costs_path`. A process that is killed leaves an earlier file as it was.
+    """Write the costs of all documents to `costs_path`. If the process is killed, an earlier file stays as it was.
 
     lines: one cost each. shown: the name of the lines' source, for errors.
-    Raises: DataError when a line is no cost, there are more or fewer lines than documents, the token files are behind a
-    URL, or writing fails.
+    Raises: DataError when a line is not a cost, there are more or fewer lines than documents, the token files are
+    behind a URL, or writing fails.
     """
     if isinstance(dataset.prefix, RemotePath):
         raise DataError(

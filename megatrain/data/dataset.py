@@ -50,9 +50,10 @@ def open_dataset(
 ) -> tuple[IndexedDataset, str]:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens, and its digest (`data_digest`).
 
-    The ids of the tokens that the digest reads, a million spread over the file, are checked here, and those of each
-    window when it is read.
-    replaces_bad_samples: bad samples are replaced later, so half of the stretches of 256 tokens may have a bad id here.
+    The ids of the tokens that the digest reads, a million spread over the file, are checked here. The ids of each
+    window are checked when it is read.
+    replaces_bad_samples: bad samples are replaced later, so up to half of the stretches of 256 tokens may have a bad id
+    here.
 
     Raises: DataError when the files are damaged, or a token id is too large.
     """
@@ -133,8 +134,8 @@ def check_same_tokenizer(prefixes: Mapping[str, DataPath], metas: Mapping[str, D
         elif meta.tokenizer_sha256 != first[2]:
             raise DataError(
                 f"{key}={str(prefix)!r}: its tokens were made with another tokenizer (SHA-256 "
-                f"{meta.tokenizer_sha256[:12]}...) than those of {first[0]}={str(first[1])!r} ({first[2][:12]}...), by "
-                f"the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
+                f"{meta.tokenizer_sha256[:12]}...) than those of {first[0]}={str(first[1])!r} ({first[2][:12]}...), "
+                f"according to the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
                 f"{tokenizer_beside(first[1])}`"
             )
 

@@ -42,7 +42,8 @@ _BRIGHTEST_BACKGROUND, _NOISE, _SHIFT = 60, 24, 0.6
 
 
 class Scene(NamedTuple):
-    """What a picture shows. color and shape: indices of COLORS and SHAPES. key: of its details."""
+    """What a picture shows. color and shape: indices of COLORS and SHAPES. key: the random details follow
+    from it."""
 
     num_objects: int
     color: int

@@ -58,7 +58,7 @@ class LibraryEncoder:
         longest = getattr(backend.model, "max_input_chars_per_word", None)
         self.losses: tuple[str, ...] = ()
         if longest is not None:
-            self.losses = (f"words of more than {longest} characters, by their limit",)
+            self.losses = (f"words of more than {longest} characters, because of its max_input_chars_per_word",)
         backend.encode_special_tokens = True
         self._backend = backend
 

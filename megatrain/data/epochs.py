@@ -35,7 +35,8 @@ class SourceUse:
 
 
 def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0, skipped: SampleRanges = ()) -> list[SourceUse]:
-    """Return the use of each open source by the samples before number `end_sample`, for a run at `cursor`.
+    """Return the use of each source that the reader has opened, by the samples before number `end_sample`, for a run at
+    `cursor`.
 
     skipped: samples that the run leaves out.
     """

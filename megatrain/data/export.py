@@ -19,6 +19,7 @@ from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.data.columns import part_of_pyarrow
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.tokenizer import Tokenizer
+from megatrain.formatting import count_text
 
 _BATCH_BYTES = 8_000_000
 """How many characters of text, or bytes of ids at 8 bytes each, are in memory at a time."""
@@ -30,12 +31,12 @@ Record = str | list[int]
 
 
 def exported(dataset: IndexedDataset, tokenizer: Tokenizer | None, first: int, count: int) -> Iterator[Record]:
-    """Yield `count` documents from number `first` on: their texts without the end of the document, or, without a
-    tokenizer, all their ids. Raises: DataError when there is no document `first`."""
+    """Yield up to `count` documents from number `first` on: their texts without the end of the document, or, without a
+    tokenizer, all their ids. Raises: DataError when there is no document `first`, or tokens cannot be read."""
     if first >= dataset.num_documents:
         raise DataError(
-            f"{dataset.prefix}: has {dataset.num_documents} documents, counted from 0, so none is number {first}; "
-            "give a smaller --first"
+            f"{dataset.prefix}: has {count_text(dataset.num_documents, 'document')}, counted from 0, so none is number "
+            f"{first}; give a smaller --first"
         )
     for number in range(first, min(first + count, dataset.num_documents)):
         ids = dataset.document(number).tolist()
@@ -48,7 +49,7 @@ def exported(dataset: IndexedDataset, tokenizer: Tokenizer | None, first: int, c
 def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced: bool = False) -> int:
     """Write records to `path`, in the format of its suffix; return their number.
 
-    A process that is killed leaves an earlier file as it was. key: the key or column of each record.
+    If the process is killed, an earlier file stays as it was. key: the key or column of each record.
     Raises: DataError when the kind is unknown, its library is absent, or the file exists (unless `is_forced`) or cannot
     be written.
     """

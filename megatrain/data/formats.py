@@ -1,8 +1,8 @@
 """Readers of text and JSON files: generators of records.
 
-Only a .json file that is one array is read into memory as a whole. Errors name the exact place: file and line, or file
-and element. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded and
-a corpus of one file can be split.
+Only a .json file that is one array is read into memory as a whole. Errors name the exact location: file and line, or
+file and element. A long .txt file is cut into several records, at blank lines if possible, so that memory stays bounded
+and a corpus of one file can be split.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Held-out samples as micro-batches: one pass in the order of the files, the same in every layout.
 
 Windows of text are consecutive, and no two have a label in common. So every token except the first is predicted exactly
-once, and the losses of all windows add up to the loss of the text. A sample with a picture has its caption.
+once, and the losses of all windows add up to the loss of the text. The text of a sample with a picture is the caption.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from megatrain.formatting import count_text
 
 @dataclass(frozen=True, slots=True)
 class WindowOrder(OnePieceOrder):
-    """Windows of a stream of `num_tokens` tokens, one after the other: a SourceOrder. The last may be shorter."""
+    """Windows of a stream of `num_tokens` tokens, one after the other: a SourceOrder. The last window may be
+    shorter."""
 
     num_tokens: int = 0
 

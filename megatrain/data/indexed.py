@@ -175,7 +175,7 @@ class IndexedDataset:
         return found
 
     def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
-        """Return the blocks that `window` reads from object storage; none of a local file."""
+        """Return the blocks that `window` reads from object storage; none for a local file."""
         if isinstance(self._data, TokenFile):
             return ()
         item = self.dtype.itemsize
@@ -237,7 +237,7 @@ def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any
     expected = INDEX_HEADER.size + 12 * num_sequences + 8 * num_bounds
     if num_sequences and len(index) == expected + num_sequences:
         raise DataError(
-            f"{path}: has a mode for each sequence, from byte {expected} on, as multimodal data; only text is "
+            f"{path}: has a mode for each sequence, from byte {expected} on, as in multimodal data; only text is "
             "supported: write the index without modes"
         )
     if len(index) != expected:

@@ -58,7 +58,8 @@ class InputFile:
         return self._raw
 
     def position(self) -> int:
-        """Return how many stored bytes have been read since the file was last opened; buffered bytes count as read."""
+        """Return how many stored bytes have been read since the file was last opened; bytes in a decompressor's buffer
+        count as read."""
         return 0 if self._raw is None or self._raw.closed else self._raw.tell()
 
     def version(self) -> FileVersion:
@@ -97,11 +98,11 @@ def url_file(url: str, store: Any, path: str) -> InputFile:
 
 def url_version(store: Any, path: str) -> FileVersion:
     """Ask a store for the version of a file. Raises: the driver's errors."""
-    store.invalidate_cache()  # a listing may be older
+    store.invalidate_cache()  # a cached listing may be older
     info = store.info(path)
     if info["type"] == "directory":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # an ETag stays if the same content is stored again; a time may be that of a changed mode
+    # an ETag stays when the same content is stored again; a time may also change with the mode of the file
     marks = next((keys for keys in _MARKS if any(info.get(key) for key in keys)), tuple(sorted(info)))
     return FileVersion(int(info["size"]), " ".join(str(info.get(key)) for key in marks))
 

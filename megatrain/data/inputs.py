@@ -158,7 +158,7 @@ def _before_wildcard(pattern: str) -> str:
 def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterator[Path]:
     """Yield the files of `root` by name, then those of its subfolders by name: the same order on every file system.
 
-    Links to folders are followed, except to a folder that is read already: so no document is read twice, and a cycle of
+    Links to folders are followed, except to a folder that is read already: so no folder is read twice, and a cycle of
     links ends. Folders named in `without` are left out.
     """
     entered = {os.path.realpath(root)}

@@ -207,7 +207,7 @@ def _make(tensor: HfTensor, parameters: _Parameters, dtype: torch.dtype) -> Tens
     parameter = parameters.read(tensor.parameter)
     for theirs, ours in tensor.matching_views(made, parameter):
         theirs.copy_(ours)
-    # of all dtypes, only fp16 can overflow; an infinity in the parameter itself is no overflow
+    # bf16 has the range of fp32, fp16 a much smaller one; an infinity in the parameter itself is no overflow
     if dtype == torch.float16 and made.isinf().any() and not parameter.isinf().any():
         raise CheckpointError(
             f"{tensor.name}: holds values up to {parameter.abs().max().item():g}, beyond the range of fp16 (65504); "

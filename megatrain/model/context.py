@@ -41,13 +41,13 @@ class PatchRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenContext:
-    """The position of a micro-batch in the training stream.
+    """What the model uses of the tokens of a micro-batch besides their ids.
 
-    Shapes: sample_B [B] int64, the global number of each sequence in the stream, from which dropout masks are drawn.
+    Shapes: sample_B [B] int64, the global number of each sequence in the training stream; dropout masks depend on it.
     documents: the document of each token, or None if attention may cross documents.
     token_offset: the position of this rank's first row of the hidden states. It is 0 unless ranks hold different rows
     (sequence parallelism).
-    pictures: only where the encoder is, and only if one of the samples has a picture.
+    pictures: None on ranks without the encoder, and if no sample has a picture.
     """
 
     sample_B: Tensor
@@ -70,7 +70,10 @@ class TokenContext:
         return replace(self, sample_B=self.sample_B.clone(), pictures=pictures)
 
     def copy_(self, other: TokenContext) -> None:
-        """Copy the samples and pictures of `other`. Raises: ValueError when the contexts differ in anything else."""
+        """Copy the samples and pictures of `other`.
+
+        Raises: ValueError when the contexts differ in length, offset or shapes, or only one has documents.
+        """
         if self._form() != other._form():
             raise ValueError(f"a context of {self._form()} cannot copy a context of {other._form()}")
         self.sample_B.copy_(other.sample_B)

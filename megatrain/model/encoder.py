@@ -25,7 +25,7 @@ _MIDDLE_COLOR = 127.5
 
 
 class PatchEmbedding(nn.Module):
-    """Turns the bytes of a patch to numbers from -1 to 1, and projects them to H."""
+    """Turns the bytes of a patch into numbers from -1 to 1, and projects them to H."""
 
     def __init__(self, num_bytes: int, hidden_size: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Rotary positions: their frequencies, one function for each method that scales them to a longer context, and the
 tables of cos and sin.
 
-A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; all [U / 2].
-A model part has one table for each length, device and dtype.
+A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; frequencies
+[U / 2]. For each kind of layers, a model part has one table for each length, device and dtype.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RotaryPositions:
         self._tables: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def table(self, seq_len: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [S, 1, 1, U / 2] of U rotated units, in fp32 for half-precision x."""
+        """Return cos and sin [S, 1, 1, U / 2] of U rotated units, in fp32 if `dtype` is a half precision."""
         dtype = accumulate_dtype(dtype)
         key = (seq_len, device, dtype)
         if key not in self._tables:

@@ -61,7 +61,7 @@ def _proxy_problems(found: DashboardConfig) -> Iterator[Problem]:
         yield Problem(
             ("dashboard.trusted_proxies", "dashboard.user_header"),
             f"dashboard.trusted_proxies={value_text(found.trusted_proxies)} needs dashboard.user_header, found "
-            f'""; name the header in which they send the user, such as "X-Forwarded-User"',
+            f'""; name the header in which the proxies send the user, such as "X-Forwarded-User"',
         )
     for name in ("user_header", "role_header"):
         if getattr(found, name) and not found.trusted_proxies:

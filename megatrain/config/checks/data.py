@@ -88,7 +88,7 @@ def data_problems(context: Context) -> Iterator[Problem]:
 
 
 def _cache_problems(data: DataConfig) -> Iterator[Problem]:
-    # half of the cache, so that the blocks of the coming steps do not remove each other
+    # the blocks that are read ahead may fill half of the cache, so that they do not remove each other
     least = 2 * data.cache_block_bytes * (data.readahead_blocks + 1)
     if data.cache_bytes < least:
         yield Problem(
@@ -166,7 +166,8 @@ def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Prob
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.is_set]
     starts: dict[int, str] = {}
-    # a stage during the ramp-up is refused, so that the ramp-up, which may be wrong, does not matter here
+    # the ramp-up, which may be wrong, does not matter here: it could move only stages that change the sample length,
+    # and such a stage is refused during the ramp-up
     placed = replace(config, batch=config.batch.without_rampup).placed_stages
     for section, stage in config.sections_of("data_stage").items():
         names_of_stage = ("after_tokens", "weights", "global_batch_size", "seq_len")

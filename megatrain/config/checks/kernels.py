@@ -36,7 +36,6 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
 
 
 def _capture_problems(config: Config) -> Iterator[Problem]:
-    """Yield the settings with which micro-batches cannot be captured."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
         ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be captured"),

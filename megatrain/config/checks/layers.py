@@ -29,7 +29,7 @@ def _counting_problems(context: Context) -> Iterator[Problem]:
     reason = (
         f"{_LIST} sets the layers of each chunk; use one of the two"
         if parallel.layers_per_chunk
-        else f"{_STAGES} * {_CHUNKS} = 1 has one chunk; use more of them, or false"
+        else f"with {_STAGES} * {_CHUNKS} = 1 there is only one chunk; use more chunks, or false"
         if parallel.placement.num_parts == 1
         else ""
     )

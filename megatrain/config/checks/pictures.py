@@ -101,15 +101,15 @@ def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Probl
     first, *others = kinds.items()
     train = config.data.train
     if train:
-        own = ' with pictures="none" in [data] and another one for the pictures' if first[0] == _DATA else ""
-        reason = f'the text is the captions; use train="", and a [[data_source]] for {value_text(train)}{own}'
+        own = f', {_DATA}="none", and another [[data_source]] for the pictures' if first[0] == _DATA else ""
+        reason = f'the text is the captions; use data.train="", a [[data_source]] for {value_text(train)}{own}'
         yield _excluded("data.train", train, first, reason)
     for section, source in config.sections_of("data_source").items():
         if source.path and source.has_pictures:
             reason = "the text is the captions; use another [[data_source]] for one of them"
             yield _excluded(f"{section}.path", source.path, (f"{section}.pictures", source.pictures), reason)
         elif source.path and first[0] == _DATA:
-            reason = f'it names all samples; use pictures="none", and a [[data_source]] with pictures="{first[1]}"'
+            reason = f'{_DATA} covers all samples; use {_DATA}="none", and a [[data_source]] with pictures="{first[1]}"'
             yield _excluded(f"{section}.path", source.path, first, reason)
     for key, kind in others:
         reason = "only one source may have pictures; remove one of them"

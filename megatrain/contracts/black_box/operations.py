@@ -161,8 +161,9 @@ class StepValue(IntEnum):
     PRODUCER_FAILURES = 16
     """Requests without an answer that could be used; they were sent again, to any producer."""
     CACHE_HIT_BYTES = 17
-    """Bytes that reads of data in object storage got from the cache of the host. This and the next three are sums since
-    the data were opened in this round, of the rank's own reads, or of the host's data loader on its first rank."""
+    """Bytes that reads of data in object storage got from the cache of the host. This value and the next three are sums
+    since the data were opened in this round: over the rank's own reads, or over those of the host's data loader if
+    there is one. The host's first rank then records them."""
     CACHE_FETCHED_BYTES = 18
     """Bytes that came from the object storage."""
     CACHE_EVICTED_BYTES = 19

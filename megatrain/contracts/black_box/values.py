@@ -232,15 +232,19 @@ class Record:
 
     @property
     def attended_ns(self) -> int | None:
-        """How long the host did nothing except launch this span's work and wait for it; None: no value."""
+        """How long the host only launched this span's work and waited for it; None: no value.
+
+        With DEVICE_CLOCK: how long the computation on the accelerator waited for it.
+        """
         share = (int(self.flags) >> ATTENDED_SHIFT & ATTENDED_MASK) - 1
         return None if share < 0 or self.duration_ns is None else round(self.duration_ns * share / ATTENDED_STEPS)
 
 
 def attended_bits(attended_ns: int, duration_ns: int) -> int:
-    """Return flag bits for the part of a span in which the host did nothing except launch it and wait for it.
+    """Return flag bits for the attended part of a span (`Record.attended_ns`).
 
-    The resolution is 1/126 of the span, rounded. In the rest of the span the host did something else.
+    The resolution is 1/126 of the span, rounded. In the rest of the span the host, or the accelerator, did something
+    else.
     """
     share = round(ATTENDED_STEPS * min(attended_ns, duration_ns) / duration_ns) if duration_ns > 0 else ATTENDED_STEPS
     return (1 + share) << ATTENDED_SHIFT

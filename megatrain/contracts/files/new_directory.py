@@ -35,9 +35,9 @@ _REPLACED = "replaced"
 class DirectoryKind:
     """A kind of directory that a program writes.
 
-    has_name: whether such a directory may contain a file of a name. content, writer, hint: for errors, as in "a data
-    set", "a data build" and "choose another --output". error: raised when a directory must not be replaced.
-    write_error: raised when it cannot be written.
+    has_name: returns whether such a directory may contain a file of the given name. content, writer, hint: for errors,
+    as in "a data set", "a data build" and "choose another --output". error: raised when a directory must not be
+    replaced. write_error: raised when it cannot be written.
     """
 
     has_name: Callable[[str], object]
@@ -64,8 +64,8 @@ def resumable_directory(output: Path, kind: DirectoryKind, is_forced: bool, dige
     """Do as `new_directory`, and yield a second directory, for files with which a stopped build can be continued.
 
     A process that is killed in the block, or leaves it by a signal or a system error, keeps the second directory for
-    the next build of this output with the same `digest`; with the digest "" it keeps nothing. An error of `kind` in the
-    block removes both.
+    the next build of this output with the same `digest`; with the digest "" it keeps nothing. `kind.error` in the block
+    removes both.
     """
     remove_abandoned(output, digest)
     _check_output(output, kind, is_forced)

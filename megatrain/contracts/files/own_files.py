@@ -1,4 +1,4 @@
-"""Directories and files that only this user can change, in places where every user may write.
+"""Directories and files that only this user can change, in directories where every user may write.
 
 /dev/shm is world-writable: any local user can create a directory or a file there before this program does. Only this
 user can have written the content of its own directory of mode 0700, as long as no other user can replace the directory.

@@ -1,4 +1,4 @@
-"""Detect files that are removed while a run has them open, and report it for a while.
+"""Detect files that are removed while a run has them open, and report each removal for ten minutes.
 
 A removed file accepts writes as long as it is open, but its content is lost when it is closed. So a program that writes
 for hours checks whether the path still names the open file. The comparison needs the open file, because the inode

@@ -19,7 +19,7 @@ class DiagSettings:
     is_on: bool = True
     """False: no span is timed; progress is still recorded."""
     sample_period: int = SAMPLE_PERIOD
-    """A step is streamed with all its spans when it is a multiple of this; of the other steps, only the sums are."""
+    """A step is streamed with all its spans when it is a multiple of this; of other steps only totals are streamed."""
     off_operations: tuple[str, ...] = ()
     """Operations that are not timed, by name."""
     full_until_unix_s: float = 0.0

@@ -44,7 +44,7 @@ class HostPhase(StrEnum):
     RUNNING = "running"
     """All its ranks have completed a step of `round`."""
     STOPPING = "stopping"
-    """Its workers of `round` were killed, but some processes still exist in the kernel."""
+    """Its workers of `round` are being killed: some of their processes still exist."""
     STOPPED = "stopped"
     """No worker of `round` or of an older round is left on this host."""
     FAILED = "failed"
@@ -70,7 +70,10 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Ranks made no progress for longer than the limit of their phase. `limit_s` was derived from earlier steps."""
+    """Ranks made no progress for longer than the limit of their phase.
+
+    `phase`, `step`, `silent_s` and `limit_s` are those of the rank that has been silent for longest.
+    """
 
     phase: str
     step: int
@@ -148,7 +151,7 @@ class HostStatus:
     step_phase: str = ""
     """Phase of the slowest rank, by the name in the black box."""
     exit_code: int | None = None
-    """Exit code of the workers, when phase is DONE."""
+    """The largest exit code of the workers, when phase is DONE."""
     milestones: Milestones = field(default_factory=Milestones)
     failures: tuple[RankFailure, ...] = ()
     """Failures in this round, the earliest first."""

@@ -14,7 +14,7 @@ class Receipt:
     """One notification of an incident to one receiver, or the last attempt to send it."""
 
     receiver: str
-    """Its kind: slack, pagerduty, email, alertmanager or webhook."""
+    """The section of its configuration, such as slack or slack-2."""
     stage: str
     """What was sent: open (the incident began), under-way (the job is recovering) or closed (the incident is over)."""
     at_unix_s: float
@@ -30,7 +30,7 @@ class ReceiverRecord:
     """One receiver. Only the elected driver's host writes it, after each attempt to send it a message."""
 
     receiver: str
-    """Its kind: slack, pagerduty, email, alertmanager or webhook."""
+    """The section of its configuration, such as slack or slack-2."""
     notified: Mapping[str, str] = field(default_factory=dict)
     """The last state sent to it, by topic: "open:amber", "under-way:amber", "closed:amber"."""
     opened_unix_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

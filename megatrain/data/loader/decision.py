@@ -28,11 +28,12 @@ class Idle(Enum):
 
 
 def decide(shares: Sequence[Share], num_steps: int, depth: int, state: RingState) -> Fill | Idle:
-    """Return the earliest step that a rank needs and that no slot has. num_steps: of the sequence of the plan."""
+    """Return the earliest step that a rank needs and that no slot has. num_steps: the number of steps of the plan."""
     missing: list[tuple[int, int]] = []
     is_complete = True
     for number, share in enumerate(shares):
-        # a step below this is done by all readers of the share, so the slot of step `first` - 1 + depth is free
+        # all readers of the share are done with the steps below this one, so the slot of step `first` - 1 + depth is
+        # free
         first = min(state.done[reader] for reader in share.readers)
         end = min(first + depth, num_steps)
         is_complete &= end == num_steps

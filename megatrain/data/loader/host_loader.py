@@ -119,7 +119,8 @@ class HostLoader:
 
     A batch is valid until the next call of `next` or `close`: its tokens and patches are memory that all ranks of its
     replica map. source_names: the names of all sources, for the batches of a mixture.
-    Raises: CheckpointError when the ring of the plan does not exist.
+    Raises: CheckpointError when the ring or a FIFO cannot be opened, or the ring is of another plan; DataError when the
+    loader cannot be started.
     """
 
     def __init__(self, place: RingLocation, plan: LoaderPlan, reader: int, source_names: tuple[str, ...]) -> None:
@@ -157,8 +158,8 @@ class HostLoader:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
         while_waiting: is called repeatedly during the wait.
-        Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
-        steps; RuntimeError after `close`.
+        Raises: DataError of the read, or when every restarted loader dies, a loader cannot be started, or its files
+        were removed; StopIteration when there are no more steps; RuntimeError after `close`.
         """
         if self._is_closed:
             raise RuntimeError("the data loader is closed")
@@ -218,7 +219,7 @@ class HostLoader:
             return
         lock = hold_exclusively(place.arena.loader_lock(place.round))
         if lock is None:
-            # one has just been started, and does not read its FIFO yet
+            # a loader has just been started, and does not read its FIFO yet
             return
         with lock:
             starts = self._ring.count_start()

@@ -40,8 +40,8 @@ _DAMAGE = "the arena is damaged; remove its directory, and the job restarts from
 class Share:
     """What some ranks of a host read of each step: the part of `replica`.
 
-    has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
-    bounds of documents. encoders: the readers on the first stage, which encodes pictures.
+    has_tokens: whether one of the readers is on the first or last stage of the pipeline. Stages between these need only
+    the bounds of documents. encoders: the readers on the first stage, which encodes pictures.
     """
 
     replica: int
@@ -52,7 +52,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
+    """What the loader of a host reads. `depth`: how many steps of a share the ring holds, with the one that ranks
+    compute.
 
     prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples,
     and for that of the pictures. versions: of these files, as the ranks have opened and checked them. pictures: None if
@@ -121,7 +122,6 @@ class LoaderPlan:
         return BatchReader.of(found, mixture, self.has_document_mask, self.replaces_bad_samples, self.balanced_cost)
 
     def _open_source(self, number: int, prefix: str, seq_len: int) -> TrainingSource:
-        """Open a source for samples of the first length that it has."""
         version = self.versions[number]
         dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size, version)
         if dataset.version != version:

@@ -19,7 +19,7 @@ from megatrain.data.training_source import TrainingSource
 
 @dataclass(frozen=True, slots=True)
 class HostProducers:
-    """The producers that the processes of a host ask. file: names them (producer_file.py)."""
+    """The producers that the processes of a host ask. file: the path of the file that names them (producer_file.py)."""
 
     file: str
     number: int
@@ -47,7 +47,10 @@ class PlannedPictures:
 
     @property
     def may_open(self) -> bool:
-        """Whether the file that names producers exists. The first rank of the host removes it when the round ends."""
+        """Whether the file that names producers exists, if the pictures need producers.
+
+        The first rank of the host removes it when the round ends.
+        """
         return self.shards is None or Path(self.shards.producers.file).exists()
 
     @property
@@ -59,7 +62,8 @@ class PlannedPictures:
     def open_source(self, identity: StreamSource, seed: int) -> TrainingSource:
         """Return the source. identity: as it was when the round began.
 
-        Raises: DataError when the pictures have changed; CheckpointError when the file of the producers is damaged.
+        Raises: DataError when the pictures cannot be opened or have changed; CheckpointError when the file of the
+        producers is damaged.
         """
         source = self._opened(identity.name, seed)
         if source.identity != identity:

@@ -45,7 +45,8 @@ _log = partial(log_line, "data loader")
 
 
 class RingFiller:
-    """Reads the steps that a ring lacks. open_reader: opens the token files, at the first read and after an error."""
+    """Reads the steps that a ring lacks. open_reader: opens the token files, at the first read, and again if it
+    failed."""
 
     def __init__(self, plan: LoaderPlan, ring: Ring, open_reader: Callable[[], BatchReader]) -> None:
         self._plan = plan
@@ -119,7 +120,7 @@ class _RecentPlans:
 
 
 def load(arena: Arena, round_number: int, ring_file: int) -> None:
-    """Fill the ring of a round, an open file, until it has all the steps that ranks still need.
+    """Fill the ring of a round until it has all the steps that ranks still need. ring_file: the ring's open file.
 
     Raises: CheckpointError when a file of the arena is missing or damaged.
     """

@@ -1,10 +1,10 @@
 """The ring of a host's data loader: its words, which synchronize the loader and the ranks without messages.
 
-Only one process at a time stores a word, and a store is one instruction. The loader fills a slot only when all readers
-of the share have stored that they are done with the slot's previous step. The loader stores 0 in the slot's word first
-and the step's number plus 1 last, so a slot whose word names a step is complete, also after a loader was killed at any
-moment. A reader does not store that it is done while it uses the slot. So a slot does not change while a reader uses
-it.
+Only one process at a time stores to a word, and a store is one instruction. The loader fills a slot only when all
+readers of the share have stored that they are done with the slot's previous step. The loader stores 0 in the slot's
+word first and the step's number plus 1 last, so a slot whose word names a step is complete, even if a loader was killed
+at any moment. A reader does not store that it is done while it uses the slot. So a slot does not change while a reader
+uses it.
 
 This needs a processor on which other cores see the stores of a core in their order, and which loads in order: x86-64
 (Intel SDM vol. 3A, sec. "Memory Ordering"). Other processors need memory barriers, which Python lacks, so

@@ -1,8 +1,8 @@
 """The offsets of the words and slots in the ring of a host's data loader. Pure functions of the loader's plan.
 
 The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
-lines. A line for each slot and producer of pictures follows. Then come the slots, each on its own pages: `depth` of
-them for each share. Step n of a share is in slot n % depth.
+lines. Further lines follow: for each slot, one for each producer of pictures. Then come the slots, each on its own
+pages: `depth` of them for each share. Step n of a share is in slot n % depth.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class RingLayout:
     """The sizes of a ring.
 
     max_microbatches: the largest number of micro-batches of a replica in any step, empty ones included. seq_len: the
-    tokens of the longest samples. picture_shape: [P, C] of a picture; zeros if the slots have none.
+    tokens of the longest samples. picture_shape: the patches of a picture, and the bytes of a patch; zeros if the slots
+    have none.
     text_bytes: for the reasons of samples that are replaced; 0 if the run replaces none.
     num_producers: how many producers of pictures the loader asks.
-    Legend: M max_microbatches, B micro-batch, S sequence, P patches, C bytes of a patch.
     """
 
     depth: int

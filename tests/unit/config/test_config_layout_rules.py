@@ -79,8 +79,8 @@ CASES = {
     ),
     "an end counts in the only chunk": (
         ["--parallel.counts_embedding_as_layer=true"],
-        ("parallel.counts_embedding_as_layer=true does nothing: parallel.pp_size * parallel.num_chunks = 1 has one "
-         "chunk; use more of them, or false (--parallel.counts_embedding_as_layer on the command line)"),
+        ("parallel.counts_embedding_as_layer=true does nothing: with parallel.pp_size * parallel.num_chunks = 1 there "
+         "is only one chunk; use more chunks, or false (--parallel.counts_embedding_as_layer on the command line)"),
     ),
     "layers and ends": (
         ["--parallel.pp_size=4", "--parallel.counts_head_as_layer=true"],

@@ -56,14 +56,14 @@ CASES = {
     ),
     "drawn pictures beside text": (
         [*DRAWN, "--data.train=web"],
-        ('data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="", and '
-         'a [[data_source]] for "web" with pictures="none" in [data] and another one for the pictures '
+        ('data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use data.train="", '
+         'a [[data_source]] for "web", data.pictures="none", and another [[data_source]] for the pictures '
          "(--data.train on the command line)"),
     ),
     "drawn pictures beside a source": (
         [*DRAWN, "--data_source.path=web"],
-        ('data_source.path="web" cannot be used with data.pictures="drawn": it names all samples; use '
-         'pictures="none", and a [[data_source]] with pictures="drawn" (--data_source.path on the command line)'),
+        ('data_source.path="web" cannot be used with data.pictures="drawn": data.pictures covers all samples; use '
+         'data.pictures="none", and a [[data_source]] with pictures="drawn" (--data_source.path on the command line)'),
     ),
     "a source of drawn pictures": ([*PICTURES, "--data_source.pictures=drawn"], None),
     "a mixture of pictures and text": ([*MIXED, "--data.validation=held-out", "--data.balance=cost"], None),
