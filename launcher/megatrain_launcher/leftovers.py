@@ -1,7 +1,8 @@
 """Finds and removes the files that a job leaves in this machine's memory after all its executors have exited.
 
 Black boxes are removed at once. The writer processes keep the snapshots for checkpoint.keep_arena_s, so that the next
-launch can resume from them. Once everything is saved, no launch needs the snapshots, and their writers are asked to exit.
+launch can resume from them. Once everything is saved, no launch needs the snapshots, and their writers are asked to
+exit.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def check_same_tokenizer(prefixes: Mapping[str, DataPath], metas: Mapping[str, D
             raise DataError(
                 f"{key}={str(prefix)!r}: its tokens were made with another tokenizer (SHA-256 "
                 f"{meta.tokenizer_sha256[:12]}...) than those of {first[0]}={str(first[1])!r} ({first[2][:12]}...), "
-                f"according to the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
-                f"{tokenizer_beside(first[1])}`"
+                f"according to the {META_NAME} next to each; build both with one tokenizer: `megatrain data build "
+                f"--tokenizer {tokenizer_beside(first[1])}`"
             )
 
 

@@ -1,7 +1,7 @@
 """Rules by which findings become verdicts. Pure functions: no I/O and no clock. The driver acts on verdicts.
 
-A finding is written at most once per confidence in a round. LOW is only shown. HIGH means that both signals have
-agreed for long enough. Verdicts are never deleted, so that they can be audited.
+A finding is written at most once per confidence in a round. LOW is only shown. The driver may act on
+HIGH: of a slow rank, both signals have agreed for long enough. Verdicts are never deleted, so that they can be audited.
 """
 
 from __future__ import annotations
