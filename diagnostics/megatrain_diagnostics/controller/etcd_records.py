@@ -66,8 +66,8 @@ class FullSpans:
 
         No burst begins within ten minutes after another one, or if spans are switched off or all recorded anyway; then
         the settings are not read again for ten minutes.
-        `now_s`: unix time; `steady_s`: monotonic time. Raises: CoordinationError if etcd is unavailable, or the settings
-        there are unreadable.
+        `now_s`: unix time; `steady_s`: monotonic time.
+        Raises: CoordinationError if etcd is unavailable, or the settings in it are unreadable.
         """
         if steady_s < self._next_s:
             return False

@@ -27,7 +27,7 @@ _NUM_QUESTIONS = 8
 
 
 class DaemonConnection:
-    """An open stream. Raises from every method except `cancel`: CONNECTION_ERRORS."""
+    """An open stream. Methods that send raise CONNECTION_ERRORS."""
 
     def __init__(
         self,

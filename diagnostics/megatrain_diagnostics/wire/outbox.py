@@ -98,9 +98,10 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, timeout_s: float, window_bytes: int) -> Batch | None:
-        """Return the next batch to send, with its content in memory; None after `timeout_s`, or after `wake`.
+        """Return the next batch to send, with its content in memory.
 
-        At most `window_bytes` can be in flight (sent, not acknowledged), unless a single batch is larger.
+        None after `timeout_s`, after `wake`, or if the batch could not be read from disk and was dropped. At most
+        `window_bytes` can be in flight (sent, not acknowledged), unless a single batch is larger.
         """
         with self._changed:
             woken = self._num_wakes
