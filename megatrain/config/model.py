@@ -260,7 +260,7 @@ class ModelConfig:
 
     @property
     def has_window(self) -> bool:
-        """Whether the window is shorter than the longest sample that the model takes."""
+        """Whether layers have a window that is shorter than `seq_len`."""
         return 0 < self.window_size < self.seq_len
 
     def window_of(self, layer: int) -> int:

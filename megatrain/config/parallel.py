@@ -188,6 +188,6 @@ class ParallelConfig:
 
 
 def configurable_axes() -> tuple[Axis, ...]:
-    """Return the axes whose size is an option: those that comm and parallel implement."""
+    """Return the axes whose size is an option: those that the packages comm and parallel implement."""
     options = {option.name for option in fields(ParallelConfig)}
     return tuple(axis for axis in SIZED_AXES if axis.size_name in options)

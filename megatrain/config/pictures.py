@@ -17,7 +17,7 @@ ENCODER, PROJECTOR = "encoder.", "projector."
 
 
 def patch_width(model: ModelConfig) -> int:
-    """Return the bytes of a patch: its pixels by row, each with its colors."""
+    """Return the number of bytes of a patch: one for each color of each pixel."""
     return model.patch_size**2 * NUM_COLORS
 
 

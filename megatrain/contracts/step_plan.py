@@ -61,7 +61,8 @@ class StepPlan:
     """The samples of one step, from number `cursor` on without the `skipped` ones, and the replica that computes each.
 
     order: the order in which the samples are dealt, as their indices in the step from 0; empty: by number.
-    Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or each of them once.
+    Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or when `order` does not
+    contain each of their indices once.
     """
 
     cursor: int

@@ -73,7 +73,7 @@ class ImportReport:
 def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) -> ImportReport:
     """Write the model in `source` as a committed checkpoint to `output`.
 
-    Raises: CheckpointError naming the file and the key or tensor.
+    Raises: CheckpointError naming the file and the key or tensor; DataError for a tokenizer that cannot be used.
     """
     opened = open_model(source)
     toml = _toml(opened, output)

@@ -6,9 +6,9 @@ where stored items begin and end, so each part needs only one or a few of them.
 
 Each file is a sequence of parts, and each part needs some stored items. A part waits until every file that still needs
 its stored items has reached a part that needs them. Then these files are written in turn while the stored items are in
-memory. So a stored item is read once, no matter how many files need it, and memory holds only those of the current
-parts. If two files need stored items in opposite orders, each would wait for the other. Then one of them goes first,
-and a stored item may be read again.
+memory. So a stored item is read once, no matter how many files need it, and memory holds only the stored items of the
+current parts. If two files need stored items in opposite orders, each would wait for the other. Then one of them goes
+first, and a stored item may be read again.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A job reads a checkpoint of any layout, so it can continue without a conversion. A conversion helps if many ranks read
 from slow storage, or if a tool needs a single file. To find out what each rank of the new layout holds, the trainer's
-own code builds the rank on the meta device, without communication. The files of many ranks are written at the same
-time, part by part, so that a stored item that several files need is read once (parts.py).
+own code builds the rank model on the meta device, without communication. The files of many ranks are written at the
+same time, part by part, so that a stored item that several files need is read once (parts.py).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, ca
     They set the keys of [model] from config.json, except keys that the file `config` sets. The first call imports the
     weights into the run directory; later calls, and those of other hosts, find them there.
     can_import: whether this process may import the weights; else they must be there already.
-    Raises: ConfigError with every problem of the configuration; CheckpointError naming the file and the key or tensor.
+    Raises: ConfigError with every problem of the configuration; CheckpointError and DataError as `import_hf`.
     """
     opened = open_model(source)
     own = _own_keys(config)

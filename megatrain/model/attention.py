@@ -93,7 +93,7 @@ class QueryKeyValue(Projection):
 
 
 class Attention(nn.Module):
-    """Softmax self-attention without the output bias, which the branch adds after `branch_out`."""
+    """Self-attention, by softmax or a variant, without the output bias, which the branch adds after `branch_out`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

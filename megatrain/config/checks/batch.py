@@ -27,7 +27,7 @@ PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The batch sizes that the setting `key` leads to: evenly spaced, ascending, the last is its value."""
+    """The batch sizes that the setting `key` leads to, evenly spaced and ascending. The last is the value of `key`."""
 
     key: str
     levels: Sequence[int]
@@ -132,7 +132,7 @@ def _schedule_problems(context: Context, sizes: _Sizes) -> Iterator[Problem]:
     # An impossible combination of schedule, stages and chunks is reported by the layout's own rules.
     if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
-    # A single replica has the most micro-batches: what is impossible with one is impossible with any number of them.
+    # A single replica has the most micro-batches: what is impossible with one replica is impossible with several.
     num_parts = context.num_sample_parts or 1
     part = batch.micro_batch_size * num_parts
     # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many. The

@@ -86,7 +86,7 @@ def _dim_problems(config: Config) -> Iterator[Problem]:
         ),
         ("ffn size / tp_size", model.resolved_ffn_size // tp_size, ("model.ffn_size", "model.hidden_size")),
         (
-            "tokens of a micro-batch",
+            "number of tokens in a micro-batch",
             model.seq_len * config.batch.micro_batch_size,
             ("model.seq_len", "batch.micro_batch_size"),
         ),

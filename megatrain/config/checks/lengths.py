@@ -53,7 +53,10 @@ def _model_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem]
 
 
 def _layout_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem]:
-    """Yield which divisions of a sample among ranks and chunks do not work out. model.seq_len has rules of its own."""
+    """Yield why samples of this length cannot be divided among ranks and chunks, or multiplied in FP8.
+
+    Other rules check model.seq_len.
+    """
     parallel, micro_batch_size = config.parallel, config.batch.micro_batch_size
     parts = parallel.tp_size * parallel.num_sequence_chunks
     if seq_len % parts:

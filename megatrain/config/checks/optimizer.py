@@ -98,7 +98,7 @@ def _length_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             ("optimizer.lr_warmup_steps", *HORIZON_KEYS),
             f"optimizer.lr_warmup_steps={warmup} must be {'at most' if longest == end else 'less than'} "
-            f"{end_key}={end}; use {longest} or less, or a {end_key} of at least {warmup + end - longest}",
+            f"{end_key}={end}; use {longest} or less, or {end_key} of at least {warmup + end - longest}",
         )
 
 

@@ -215,7 +215,10 @@ def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -
 
 
 def _excluded(key: str, value: Value, pictures: tuple[str, str], reason: str) -> Problem:
-    """Return the problem of a key that cannot be used beside pictures: the key that names them, and their kind."""
+    """Return the problem of a key that cannot be used beside pictures.
+
+    pictures: the key that names the pictures, and their kind.
+    """
     pictures_key, kind = pictures
     found = f"{pictures_key}={value_text(kind)}"
     return Problem((key, pictures_key), f"{setting(key, value)} cannot be used with {found}: {reason}")

@@ -48,8 +48,8 @@ def _width_problems(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(
             ("model.rope_fraction", "model.head_dim"),
             f"model.rope_fraction={model.rope_fraction} of model.head_dim={model.resolved_head_dim} are "
-            f"{model.rotated_dim} units; rotary positions rotate pairs, so their number must be even and above 0; use "
-            f"rope_fraction={2 * (model.rotated_dim // 2 + 1) / model.resolved_head_dim:g}",
+            f"{model.rotated_dim} units; rotary positions rotate pairs of units, so this number must be even and "
+            f"above 0; use rope_fraction={2 * (model.rotated_dim // 2 + 1) / model.resolved_head_dim:g}",
         )
     elif model.rope_scaling == "dynamic" and model.rotated_dim == 2:
         yield Problem(

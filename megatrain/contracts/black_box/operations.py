@@ -148,7 +148,7 @@ class StepValue(IntEnum):
     """Samples of this rank that cannot be used and were replaced since its process began; only if the run replaces them
     (data.bad_samples)."""
     STEPS_READY = 11
-    """Steps that the data loader of the host had ready when this rank requested the step; with 0 it had to wait."""
+    """Steps that the data loader of the host had ready when this rank requested the step; 0: the rank had to wait."""
     LOADER_STARTS = 12
     """How often a data loader was started on this host in this round; above 1: it was restarted."""
     # What producers of pictures did for the reads that this rank records: one value for each producer, in the order of

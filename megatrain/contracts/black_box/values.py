@@ -180,11 +180,11 @@ class ControlPage:
 
     `command` is a number of `Command`; a worker ignores unknown numbers. `command_number` grows with each command, and
     a worker executes each number once; command 0 is none. A step is streamed with all its spans when it is a multiple
-    of `sample_period`, else only with its sums. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease for
-    this worker; after the lease is lost, it is the time of the loss. `interval_ns` is the time that a round needs from
-    step to step. `stop_ns` is the time from the request to stop until the round's state is in storage. All hosts of the
-    round receive the same two values; 0 means no value. `written_ns` is the time of the executor's last write, 0 before
-    the first.
+    of `sample_period`, else only with its totals. `lease_ok_until_ns` (monotonic) is 0 when no executor holds a lease
+    for this worker; after the lease is lost, it is the time of the loss. `interval_ns` is the time that a round needs
+    from step to step. `stop_ns` is the time from the request to stop until the round's state is in storage. All hosts
+    of the round receive the same two values; 0 means no value. `written_ns` is the time of the executor's last write, 0
+    before the first.
     """
 
     command_number: int = 0

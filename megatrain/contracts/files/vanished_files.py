@@ -24,7 +24,7 @@ REPORT_S = 600.0
 def is_in_place(handle: int, path: Path) -> bool:
     """Return whether a path names the file or directory that is open as `handle`.
 
-    If storage answers with another error, the file counts as in place.
+    A missing path and a stale file handle mean no. After any other error of the storage, the file counts as in place.
     """
     try:
         return os.path.samestat(os.fstat(handle), path.stat())

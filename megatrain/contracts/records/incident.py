@@ -85,7 +85,7 @@ class Incident:
     label: str = ""
     next_round: int | None = None
     last_step: int | None = None
-    """The last step completed before the incident."""
+    """Steps that were completed before the incident."""
     resumed_step: int | None = None
     driver: str = ""
     effective_time_ratio: float | None = None

@@ -1,8 +1,8 @@
 """Frozen dataclasses <-> JSON values in etcd: the only codec for messages of launcher, driver and command line.
 
 A record's field types determine its content: str, int, float, bool, StrEnum, Literal, another record, tuple[X, ...],
-Mapping[str, X], and any of them or None. Nothing is converted silently. An unknown field is skipped, because hosts of
-one job may run two versions for a while. A missing field takes its default; without a default it is an error.
+Mapping[str, X], and each of these `| None`. Nothing is converted silently. An unknown field is skipped, because hosts
+of one job may run two versions for a while. A missing field takes its default; without a default it is an error.
 """
 
 from __future__ import annotations

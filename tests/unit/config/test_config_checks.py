@@ -44,7 +44,7 @@ CASES = {
     ),
     "warm-up as long as the run": (
         ["--optimizer.lr_warmup_steps=100"],
-        ("optimizer.lr_warmup_steps=100 must be less than train.steps=100; use 99 or less, or a train.steps of at "
+        ("optimizer.lr_warmup_steps=100 must be less than train.steps=100; use 99 or less, or train.steps of at "
          "least 101 (--optimizer.lr_warmup_steps on the command line)"),
     ),
     "constant rate after a whole warm-up": (
@@ -52,7 +52,7 @@ CASES = {
     ),
     "constant rate with a longer warm-up": (
         ["--optimizer.lr_warmup_steps=101", "--optimizer.lr_schedule=constant"],
-        ("optimizer.lr_warmup_steps=101 must be at most train.steps=100; use 100 or less, or a train.steps of at "
+        ("optimizer.lr_warmup_steps=101 must be at most train.steps=100; use 100 or less, or train.steps of at "
          "least 101 (--optimizer.lr_warmup_steps on the command line)"),
     ),
     "a first part of a longer run": (["--optimizer.lr_warmup_steps=200", "--optimizer.lr_decay_steps=1000"], None),

@@ -128,7 +128,7 @@ CASES = {
     ),
     "tokens": (
         [*FITTING, "--model.seq_len=40"],
-        ('fp8.recipe="tensorwise" needs multiples of 16, and the tokens of a micro-batch is 40; change '
+        ('fp8.recipe="tensorwise" needs multiples of 16, and the number of tokens in a micro-batch is 40; change '
          "model.seq_len or batch.micro_batch_size so that it is 32 or 48 (--fp8.recipe on the command line)"),
     ),
 }  # fmt: skip

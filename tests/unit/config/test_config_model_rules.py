@@ -123,8 +123,8 @@ CASES = {
     ),
     "an odd part of a head": (
         ["--model.positions=rope", "--model.head_dim=12", "--model.rope_fraction=0.25"],
-        ("model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions rotate pairs, so their number "
-         "must be even and above 0; use rope_fraction=0.333333 (--model.rope_fraction on the command line)"),
+        ("model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions rotate pairs of units, so this "
+         "number must be even and above 0; use rope_fraction=0.333333 (--model.rope_fraction on the command line)"),
     ),
     "a part without rotary": (
         ["--model.rope_fraction=0.5"],
