@@ -178,7 +178,7 @@ DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
     "a byte less of the index": (GOLDEN_INDEX[:101], GOLDEN_DATA, rf"{LENGTH} 102 bytes, found 101"),
     "a mode per sequence": (
         GOLDEN_INDEX + bytes(3), GOLDEN_DATA,
-        r"t\.idx: has a mode for each sequence, from byte 102 on, as multimodal data",
+        r"t\.idx: has a mode for each sequence, from byte 102 on, as in multimodal data",
     ),
     "a byte less of the tokens": (GOLDEN_INDEX, GOLDEN_DATA[:-1], OTHER_DATA.format(11)),
     "one token": (GOLDEN_INDEX, GOLDEN_DATA[:2], OTHER_DATA.format(2)),

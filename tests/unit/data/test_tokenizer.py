@@ -250,6 +250,7 @@ def test_text_that_a_tokenizer_loses_is_named(tmp_path: Path) -> None:
     letters = {"a": 0, "##a": 1, "[UNK]": 2}
     pieces = [("<unk>", 0.0), ("a", -1.0)]
     bytes_of_all = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    long = "words of more than 7 characters, because of its max_input_chars_per_word"
     lacks = "characters that its vocabulary lacks, such as U+0531, U+A4D0, U+10450, U+13000"
     some = {letter: 2 + number for number, letter in enumerate("\u0531\ua4d0\U00010450")}
     for model, losses in [
@@ -259,7 +260,7 @@ def test_text_that_a_tokenizer_loses_is_named(tmp_path: Path) -> None:
         (models.BPE({"a": 0} | some, []), ["characters that its vocabulary lacks, such as U+13000"]),
         (models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"), [lacks]),
         (models.Unigram(pieces, 0, byte_fallback=False), [lacks]),
-        (models.WordPiece(letters, max_input_chars_per_word=7), ["words of more than 7 characters", lacks]),
+        (models.WordPiece(letters, max_input_chars_per_word=7), [long, lacks]),
     ]:
         found = saved_model(tmp_path / "tokenizer.json", model).losses
         assert [loss.partition(":")[0].partition(", by")[0] for loss in found] == losses, model
