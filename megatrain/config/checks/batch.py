@@ -101,12 +101,13 @@ def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
             f"use a smaller start, or 0 for no ramp-up",
         )
     elif increment and (full - start) % increment:
-        steps = max(1, (full - start) // increment)
+        steps = (full - start) // increment
+        lower = full - max(1, steps) * increment
+        fitting = [f"rampup_start={lower}"] * (lower > 0) + [f"global_batch_size={start + (steps + 1) * increment}"]
         yield Problem(
             ("batch.rampup_increment", "batch.rampup_start", "batch.global_batch_size"),
             f"batch.rampup_increment={increment} must divide global_batch_size - rampup_start = {full} - {start} = "
-            f"{full - start}; use rampup_start={full - steps * increment} "
-            f"or global_batch_size={start + (steps + 1) * increment}",
+            f"{full - start}; use {' or '.join(fitting)}",
         )
 
 

@@ -41,10 +41,11 @@ def _window_problems(model: ModelConfig) -> Iterator[Problem]:
         )
     elif every == 1 or every > model.num_layers:
         which = "no layer has the window" if every == 1 else "no layer is without the window"
+        fitting = f"a number from 2 to {model.num_layers}, or " if model.num_layers > 1 else ""
         yield Problem(
             ("model.full_attention_every", "model.num_layers"),
-            f"model.full_attention_every={every} with model.num_layers={model.num_layers}: {which}; use a number from "
-            f"2 to {model.num_layers}, " + ("or window_size=0" if every == 1 else "or 0"),
+            f"model.full_attention_every={every} with model.num_layers={model.num_layers}: {which}; use "
+            f"{fitting}{'window_size=0' if every == 1 else '0'}",
         )
 
 

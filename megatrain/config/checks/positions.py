@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import options_of
@@ -45,11 +46,14 @@ def _width_problems(model: ModelConfig) -> Iterator[Problem]:
             f"units; use {alternatives(multiples_around(2, model.resolved_head_dim))}",
         )
     elif model.rotated_dim == 0 or model.rotated_dim % 2:
+        dim, units = model.resolved_head_dim, 2 * (model.rotated_dim // 2 + 1)
+        # rounded up, because the number of units is rounded down
+        advice = f"rope_fraction={ceil(1e6 * units / dim) / 1e6:g}" if units <= dim else "a head_dim of at least 2"
         yield Problem(
             ("model.rope_fraction", "model.head_dim"),
-            f"model.rope_fraction={model.rope_fraction} of model.head_dim={model.resolved_head_dim} are "
+            f"model.rope_fraction={model.rope_fraction} of model.head_dim={dim} are "
             f"{model.rotated_dim} units; rotary positions rotate pairs of units, so this number must be even and "
-            f"above 0; use rope_fraction={2 * (model.rotated_dim // 2 + 1) / model.resolved_head_dim:g}",
+            f"above 0; use {advice}",
         )
     elif model.rope_scaling == "dynamic" and model.rotated_dim == 2:
         yield Problem(

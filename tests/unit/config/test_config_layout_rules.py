@@ -143,6 +143,11 @@ CASES = {
         ("batch.rampup_increment=12 must divide global_batch_size - rampup_start = 48 - 16 = 32; use "
          "rampup_start=24 or global_batch_size=52 (--batch.rampup_increment on the command line)"),
     ),
+    "ramp-up with one increment beyond the top": (
+        ["--batch.rampup_start=8", "--batch.rampup_increment=100", "--batch.rampup_samples=100"],
+        ("batch.rampup_increment=100 must divide global_batch_size - rampup_start = 48 - 8 = 40; use "
+         "global_batch_size=108 (--batch.rampup_increment on the command line)"),
+    ),
     "uneven level of the ramp-up": (
         [
             "--batch.rampup_start=8", "--batch.rampup_increment=10", "--batch.rampup_samples=100",

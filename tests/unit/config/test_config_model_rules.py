@@ -106,6 +106,11 @@ CASES = {
         ("model.full_attention_every=9 with model.num_layers=8: no layer is without the window; use a number from "
          "2 to 8, or 0 (--model.full_attention_every on the command line)"),
     ),
+    "a window in the only layer": (
+        ["--model.window_size=8", "--model.num_layers=1", "--model.full_attention_every=1"],
+        ("model.full_attention_every=1 with model.num_layers=1: no layer has the window; use window_size=0 "
+         "(--model.full_attention_every on the command line)"),
+    ),
     "two norms of a parallel block": (
         ["--model.block=parallel", "--model.branch_norm=both"],
         ('model.branch_norm="both" needs model.block="serial", found "parallel"; use block="serial" or '
@@ -124,7 +129,16 @@ CASES = {
     "an odd part of a head": (
         ["--model.positions=rope", "--model.head_dim=12", "--model.rope_fraction=0.25"],
         ("model.rope_fraction=0.25 of model.head_dim=12 are 3 units; rotary positions rotate pairs of units, so this "
-         "number must be even and above 0; use rope_fraction=0.333333 (--model.rope_fraction on the command line)"),
+         "number must be even and above 0; use rope_fraction=0.333334 (--model.rope_fraction on the command line)"),
+    ),
+    "the advised part of a head": (
+        ["--model.positions=rope", "--model.head_dim=12", "--model.rope_fraction=0.333334"],
+        None,
+    ),
+    "a part of a head of one unit": (
+        ["--model.positions=rope", "--model.head_dim=1", "--model.rope_fraction=0.5"],
+        ("model.rope_fraction=0.5 of model.head_dim=1 are 0 units; rotary positions rotate pairs of units, so this "
+         "number must be even and above 0; use a head_dim of at least 2 (--model.rope_fraction on the command line)"),
     ),
     "a part without rotary": (
         ["--model.rope_fraction=0.5"],
