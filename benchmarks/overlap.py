@@ -54,6 +54,8 @@ MIN_TURNS, MAX_TURNS = 4, 6
 MAX_ERROR = 0.01
 """Turns end when the standard error of on / off is at most this. It does not depend on how much is overlapped."""
 BURST_KB, QUEUE = 32, "50ms"
+PAYLOAD = 1448 / 1514
+"""The fraction of payload in a full frame of TCP, of 1,514 bytes for tc: the rest are headers."""
 
 
 def run() -> Result:
@@ -73,6 +75,7 @@ def run() -> Result:
         rows=rows,
         notes=[
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
+            "link: bytes of payload; a full frame, for which tc counts 1,514 bytes, carries 1,448",
             f"turns: {MIN_TURNS} to {MAX_TURNS}, until the standard error of on / off is at most {MAX_ERROR:.0%}",
             f"a block of a side has {BLOCK} steps, after one that is not counted; times are medians of blocks",
             "hidden, least, most: median and ends of the turns",
@@ -126,8 +129,8 @@ def is_known(on: Sequence[float], off: Sequence[float]) -> bool:
 class _Measured:
     """The measurements of a case.
 
-    free_s, free_again_s: seconds of a step on unshaped links, before and after the turns. rate: bytes a second that a
-    rank sends on the shaped links. blocks: by side. records: of each rank's black box.
+    free_s, free_again_s: seconds of a step on unshaped links, before and after the turns. rate: bytes of payload a
+    second that a shaped link carries. blocks: by side. records: of each rank's black box.
     """
 
     free_s: float
@@ -186,8 +189,7 @@ def _run_ranks(case: OverlapCase, config: Config) -> _Measured:
             num_bytes = sent_by_calls(sample.traces[0]) / len(sample.steps)
         else:
             num_bytes = sent_by_schedule(config)
-        _shape(ranks, network, num_bytes, free_s)
-        rate = float(np.median([one["rate"] for one in ranks.order(what="rate")]))
+        rate = PAYLOAD * _shape(ranks, network, num_bytes, free_s)
         blocks = _take_turns(ranks, case)
         for host in range(num_ranks):
             network.speed_up(host, NETWORK)
@@ -228,8 +230,8 @@ def _ratio(seconds: Mapping[str, NDArray[np.float64]], peer: str) -> float | str
     return float(np.median(seconds[peer] / seconds["on"])) if peer in seconds else "-"
 
 
-def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) -> None:
-    """Set the links to the rate at which half of a step with overlap off is communication.
+def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) -> float:
+    """Set the links to the rate at which half of a step with overlap off is communication. Return the rate, in bytes/s.
 
     num_bytes: sent by a rank in a step. free: seconds of a step on unshaped links.
     """
@@ -242,7 +244,7 @@ def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) ->
         share = 1.0 - free / off
         print(f"at {rate / 1e6:.2f} MB/s off takes {off * 1e3:.0f} ms, {share:.2f} of it communication", flush=True)
         if LOWEST <= share <= HIGHEST:
-            return
+            return rate
         # the time of communication is proportional to 1 / rate
         rate *= (off - free) / (free * SHARE / (1.0 - SHARE))
     raise AssertionError(f"no rate gives a step that is half communication; the last one was {rate / 1e6:.2f} MB/s")

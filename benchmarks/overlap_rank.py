@@ -24,7 +24,6 @@ from benchmarks.overlap_peers import PeerSide, join_world
 from benchmarks.overlap_trace import traced
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.config.config import Config
-from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.process import Process
 from megatrain.model.transformer import Transformer
@@ -35,7 +34,6 @@ from megatrain.training.step import train_step
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 600.0
-PROBE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +132,13 @@ def main() -> None:
                 for chunk in side.rank_model.pipeline.chunks:
                     LayerPace(job.layer_s).attach(cast(Transformer, chunk.module))
         sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
-        _obey(job, sides, mesh)
+        _obey(job, sides)
     mesh.barrier()
     leave()
     recorder.close(keep=True)
 
 
-def _obey(job: OverlapJob, sides: dict[str, OverlapSide | PeerSide], mesh: Mesh) -> None:
+def _obey(job: OverlapJob, sides: dict[str, OverlapSide | PeerSide]) -> None:
     """Execute orders until the order to end."""
     directory, number_of_step, number = Path(job.directory), 0, 0
     while True:
@@ -149,31 +147,15 @@ def _obey(job: OverlapJob, sides: dict[str, OverlapSide | PeerSide], mesh: Mesh)
         order = json.loads(path.read_text())
         if order["what"] == "end":
             return
-        if order["what"] == "rate":
-            answer: dict[str, Any] = {"rate": _link_rate(mesh)}
-        else:
-            steps = list(range(number_of_step, number_of_step + order["num_steps"]))
-            with traced() if order["is_traced"] else nullcontext((None, lambda: None)) as (trace, mark):
-                answer = {"seconds": sides[order["side"]].block(steps, mark), "steps": steps}
-            answer["trace"] = trace and trace.as_dict()
-            number_of_step += len(steps)
+        steps = list(range(number_of_step, number_of_step + order["num_steps"]))
+        with traced() if order["is_traced"] else nullcontext((None, lambda: None)) as (trace, mark):
+            answer: dict[str, Any] = {"seconds": sides[order["side"]].block(steps, mark), "steps": steps}
+        answer["trace"] = trace and trace.as_dict()
+        number_of_step += len(steps)
         unfinished = directory / f".answer-{number}-{job.rank}"
         unfinished.write_text(json.dumps(answer))
         unfinished.rename(directory / f"answer-{number}-{job.rank}.json")
         number += 1
-
-
-def _link_rate(mesh: Mesh) -> float:
-    """Return the bytes a second that a rank sends in an all-gather: the link's rate as gloo reaches it."""
-    group = next(group for group in mesh.along.values() if group.size > 1)
-    shard = torch.zeros(PROBE_BYTES // 4)
-    rates = []
-    for _ in range(3):
-        mesh.barrier()
-        started = time.perf_counter()
-        group.all_gather(shard, Operation.DP_ALL_REDUCE).wait()
-        rates.append((group.size - 1) * PROBE_BYTES / (time.perf_counter() - started))
-    return sorted(rates)[1]
 
 
 def _inputs(rank_model: RankModel) -> list[PipelineInput]:
