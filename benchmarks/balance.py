@@ -44,7 +44,7 @@ Costs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class ImbalanceLoss:
     """How much longer than without imbalance a step takes, dealt in order and by cost; 0.1: a tenth longer."""
 
     in_order: float
@@ -105,7 +105,7 @@ def sample_costs(lengths: NDArray[np.int64], seq_len: int) -> Costs:
     return np.random.default_rng(0).permutation(np.concatenate(found))
 
 
-def of_replicas(costs: Costs, dealing: Dealing) -> Saving:
+def of_replicas(costs: Costs, dealing: Dealing) -> ImbalanceLoss:
     """Return the imbalance of the replicas of steps with micro-batches of one sample. Shapes: costs [samples]."""
     longest, mean = np.zeros(2), 0.0
     for step in range(STEPS):
@@ -113,17 +113,17 @@ def of_replicas(costs: Costs, dealing: Dealing) -> Saving:
         dealt = own, own[balanced_order(own, dealing, 1)]
         longest += [replica_costs(one, dealing, 1).max() for one in dealt]
         mean += float(own.sum()) / dealing.num_replicas
-    return Saving(*(longest / mean - 1.0).tolist())
+    return ImbalanceLoss(*(longest / mean - 1.0).tolist())
 
 
-def of_pipeline(costs: Costs, schedule: str, num_chunks: int) -> Saving:
+def of_pipeline(costs: Costs, schedule: str, num_chunks: int) -> ImbalanceLoss:
     """Return by how much unequal micro-batches lengthen the steps of one pipeline. Shapes: costs [samples]."""
     in_order = np.stack([_samples_of(costs, step, MICROBATCHES) for step in range(STEPS)])
     by_cost = np.stack([own[balanced_order(own, Dealing(MICROBATCHES, 1), 1)] for own in in_order])
     equal = np.repeat(in_order.mean(axis=1).astype(np.int64)[:, None], MICROBATCHES, axis=1)
     plan = build_schedule(schedule, STAGES, num_chunks, MICROBATCHES)
     times = [float(pipeline_times(plan, one).sum()) for one in (in_order, by_cost, equal)]
-    return Saving(times[0] / times[2] - 1.0, times[1] / times[2] - 1.0)
+    return ImbalanceLoss(times[0] / times[2] - 1.0, times[1] / times[2] - 1.0)
 
 
 def _samples_of(costs: Costs, step: int, count: int) -> Costs:
@@ -140,7 +140,7 @@ def _plan_s(costs: Costs) -> float:
     return round(statistics.median(seconds), 5)
 
 
-def _row(documents: str, seq_len: int, what: str, found: Saving) -> dict[str, Any]:
+def _row(documents: str, seq_len: int, what: str, found: ImbalanceLoss) -> dict[str, Any]:
     return {
         "documents": documents,
         "seq_len": seq_len,

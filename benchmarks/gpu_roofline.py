@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.bars import Bar, at_most, must_hold
-from benchmarks.gpu_roofline_layers import MicroBatch, layer, our_micro_batch, plain_micro_batch
+from benchmarks.gpu_roofline_layers import MicroBatchKernels, layer, our_micro_batch, plain_micro_batch
 from benchmarks.gpu_roofline_trace import Kernel, Kernels
 from benchmarks.gpu_step import model_config, our_config
 from benchmarks.result import Result
@@ -89,14 +89,14 @@ def run() -> Result:
     )
 
 
-def whole_step(config: Config, one_layer: MicroBatch) -> Kernels:
+def whole_step(config: Config, one_layer: MicroBatchKernels) -> Kernels:
     """Return forward and backward of a rank's step: all layers, the embedding and the head, of all micro-batches."""
     ends = our_micro_batch(config, 2).without(one_layer.times(2))
     micro_batch = one_layer.times(config.model.num_layers).plus(ends)
     return micro_batch.times(config.num_microbatches(config.layout(None))).kernels
 
 
-def layer_rows(case: str, one_layer: MicroBatch) -> list[dict[str, Any]]:
+def layer_rows(case: str, one_layer: MicroBatchKernels) -> list[dict[str, Any]]:
     """Return a row for each kernel of a layer, and one for each pass."""
     rows = []
     for name, kernels in (("forward", one_layer.forward), ("backward", one_layer.backward)):
@@ -114,7 +114,7 @@ def model_flops(kernels: Kernels) -> int:
     return sum(count * kernel.model_flops for kernel, count in kernels.items())
 
 
-def is_formula(one_layer: MicroBatch, config: Config) -> bool:
+def is_formula(one_layer: MicroBatchKernels, config: Config) -> bool:
     """Return whether the counted FLOPs of a layer on each rank are exactly those of the formula behind the MFU."""
     tables = config.to_dict()
     flops = []
@@ -160,7 +160,7 @@ def _seconds_by_limit(kernels: Kernels, gpu: Gpu) -> dict[str, float]:
     return found
 
 
-def _beside_plain(layers: Mapping[str, MicroBatch]) -> list[Bar]:
+def _beside_plain(layers: Mapping[str, MicroBatchKernels]) -> list[Bar]:
     ours, plain = (_row(case, "both", "all", layers[case].kernels) for case in (ONE_GPU, PLAIN))
     return [
         at_most("launches of a layer in bf16 / of plain torch", ours["launches"] / plain["launches"], LAUNCHES_BAR),

@@ -25,33 +25,33 @@ from megatrain.planning.footprint import HostCopies, parameter_tensors
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatchKernels:
     """The kernels of forward and backward, of a layer or of a model."""
 
     forward: Kernels
     backward: Kernels
 
-    def without(self, other: MicroBatch) -> MicroBatch:
+    def without(self, other: MicroBatchKernels) -> MicroBatchKernels:
         """Return the kernels that `other` does not have.
 
         Raises: ValueError when `other` has kernels that this one lacks.
         """
-        return MicroBatch(_difference(self.forward, other.forward), _difference(self.backward, other.backward))
+        return MicroBatchKernels(_difference(self.forward, other.forward), _difference(self.backward, other.backward))
 
-    def times(self, number: int) -> MicroBatch:
+    def times(self, number: int) -> MicroBatchKernels:
         """Return the kernels of `number` of these."""
-        return MicroBatch(*(_times(kernels, number) for kernels in (self.forward, self.backward)))
+        return MicroBatchKernels(*(_times(kernels, number) for kernels in (self.forward, self.backward)))
 
-    def plus(self, other: MicroBatch) -> MicroBatch:
+    def plus(self, other: MicroBatchKernels) -> MicroBatchKernels:
         """Return the kernels of both."""
-        return MicroBatch(self.forward + other.forward, self.backward + other.backward)
+        return MicroBatchKernels(self.forward + other.forward, self.backward + other.backward)
 
     @property
     def kernels(self) -> Kernels:
         return self.forward + self.backward
 
 
-def our_micro_batch(config: Config, num_layers: int) -> MicroBatch:
+def our_micro_batch(config: Config, num_layers: int) -> MicroBatchKernels:
     """Return the kernels of a micro-batch of rank 0, for the model with `num_layers` layers on one pipeline stage.
 
     With ZeRO-1 and several micro-batches it is one after the first, which adds its gradients to those of the first.
@@ -79,10 +79,10 @@ def our_micro_batch(config: Config, num_layers: int) -> MicroBatch:
         with KernelTrace() as backward:
             run_backward(gradient)
         backward.kernels.update(_exchanges(mesh))
-    return MicroBatch(forward.kernels, backward.kernels)
+    return MicroBatchKernels(forward.kernels, backward.kernels)
 
 
-def plain_micro_batch(model: Mapping[str, Any], num_layers: int) -> MicroBatch:
+def plain_micro_batch(model: Mapping[str, Any], num_layers: int) -> MicroBatchKernels:
     """Return the kernels of a later micro-batch of the model in plain torch, under autocast, without a compiler."""
     with FakeTensorMode():
         net = PlainLlama({**model, "num_layers": num_layers})
@@ -93,10 +93,10 @@ def plain_micro_batch(model: Mapping[str, Any], num_layers: int) -> MicroBatch:
                 loss = net(tokens_1S, tokens_1S)
             with KernelTrace() as backward:
                 loss.backward()
-    return MicroBatch(forward.kernels, backward.kernels)
+    return MicroBatchKernels(forward.kernels, backward.kernels)
 
 
-def layer(micro_batch: Callable[[int], MicroBatch]) -> MicroBatch:
+def layer(micro_batch: Callable[[int], MicroBatchKernels]) -> MicroBatchKernels:
     """Return the kernels of one layer. micro_batch: returns those of a model with a number of layers."""
     return micro_batch(3).without(micro_batch(2))
 

@@ -26,7 +26,7 @@ from benchmarks.bars import Bar, at_least, at_most, must_hold
 from benchmarks.overlap_cases import CASES, MODEL, SMALL, OverlapCase
 from benchmarks.overlap_cost import cost_columns, measured_cost
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
-from benchmarks.overlap_processes import Block, Ranks, start_rank
+from benchmarks.overlap_processes import MeasuredBlock, RankProcesses, start_rank
 from benchmarks.overlap_trace import OverlapTrace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
@@ -136,7 +136,7 @@ class _Measured:
     free_s: float
     free_again_s: float
     rate: float
-    blocks: Mapping[str, Sequence[Block]]
+    blocks: Mapping[str, Sequence[MeasuredBlock]]
     records: Sequence[Sequence[Record]]
 
     @property
@@ -179,7 +179,7 @@ def _run_ranks(case: OverlapCase, config: Config) -> _Measured:
         processes = [
             stack.enter_context(start_rank(network, NETWORK, directory, rank, shared)) for rank in range(num_ranks)
         ]
-        ranks = Ranks(directory, processes)
+        ranks = RankProcesses(directory, processes)
         for side in ("off", "on", *case.peers):
             ranks.block(side, 1)
         free = [ranks.block("off", BLOCK) for _ in range(NUM_FREE)]
@@ -230,7 +230,7 @@ def _ratio(seconds: Mapping[str, NDArray[np.float64]], peer: str) -> float | str
     return float(np.median(seconds[peer] / seconds["on"])) if peer in seconds else "-"
 
 
-def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) -> float:
+def _shape(ranks: RankProcesses, network: HostNetwork, num_bytes: float, free: float) -> float:
     """Set the links to the rate at which half of a step with overlap off is communication. Return the rate, in bytes/s.
 
     num_bytes: sent by a rank in a step. free: seconds of a step on unshaped links.
@@ -250,10 +250,10 @@ def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) ->
     raise AssertionError(f"no rate gives a step that is half communication; the last one was {rate / 1e6:.2f} MB/s")
 
 
-def _take_turns(ranks: Ranks, case: OverlapCase) -> dict[str, list[Block]]:
+def _take_turns(ranks: RankProcesses, case: OverlapCase) -> dict[str, list[MeasuredBlock]]:
     """Return the blocks by side, and the traced blocks of "on"."""
     sides = ["off", "on", *([TRACED] if case.is_traced else []), *case.peers]
-    blocks: dict[str, list[Block]] = {side: [] for side in sides}
+    blocks: dict[str, list[MeasuredBlock]] = {side: [] for side in sides}
     for turn in range(MAX_TURNS):
         # alternating order, so that a drift of the machine affects all sides equally
         for side in sides[:: 1 if turn % 2 == 0 else -1]:

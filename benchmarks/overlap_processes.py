@@ -17,7 +17,7 @@ from tests.helpers.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MeasuredBlock:
     """Consecutive steps: the seconds of one, the numbers (of the uncounted first step too), and the ranks' calls."""
 
     seconds: float
@@ -25,7 +25,7 @@ class Block:
     traces: Sequence[OverlapTrace]
 
 
-class Ranks:
+class RankProcesses:
     """The processes of a case, which execute one order after another."""
 
     def __init__(self, directory: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -52,11 +52,11 @@ class Ranks:
         for process in self._processes:
             assert process.wait(timeout=60.0) == 0
 
-    def block(self, side: str, num_steps: int, is_traced: bool = False) -> Block:
+    def block(self, side: str, num_steps: int, is_traced: bool = False) -> MeasuredBlock:
         """Let all ranks train `num_steps` steps, after one that is not counted."""
         answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
         traces = [OverlapTrace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
-        return Block(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
+        return MeasuredBlock(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
 
     def _write_order(self, what: Mapping[str, Any]) -> int:
         number, self._number = self._number, self._number + 1

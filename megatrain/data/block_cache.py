@@ -290,8 +290,7 @@ def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Return whether a process writes or maps a file. If it were removed, its bytes would stay on the disk
-    uncounted."""
+    """Return whether a process writes or maps a file: a removal would then free nothing."""
     with path.open("rb") as file:
         try:
             has_no_locks = bool(lock(file.fileno()))

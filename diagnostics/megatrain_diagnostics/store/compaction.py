@@ -39,7 +39,7 @@ from megatrain_diagnostics.store.segments import (
 MAX_BYTES = 16 * 2**20
 """Compressed size of a merged file: about 1.5 million rows, which take 300 MB to sort."""
 MAX_SMALL_FILES = 64
-"""In an hour that has not ended, this many small files are merged without waiting for its end."""
+"""This many small files, or half of MAX_BYTES, are merged before their hour has ended."""
 HOUR_IS_OVER_NS = 120 * 10**9
 """Time after the end of an hour until all commits that began in it are finished."""
 GRACE_S = 60.0
@@ -56,7 +56,10 @@ class SmallFile:
 
 
 def compact(directory: Path, now_ns: int) -> None:
-    """Merge the files of a directory that only this process writes. Raises: StoreError when the disk is full."""
+    """Merge the files of a directory that only this process writes.
+
+    Raises: StoreError when a merged file cannot be written; OSError when the directory cannot be read or changed.
+    """
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):
             _compact_hour(kind, hour, is_over=now_ns > end_ns + HOUR_IS_OVER_NS)

@@ -48,7 +48,7 @@ class SenderLimits:
     """Limits of a sender's resources."""
 
     memory_bytes: int = 8 << 20
-    """Memory for waiting batches; further batches are moved to disk."""
+    """Memory for waiting batches; beyond it, the oldest are moved to disk."""
     spool_bytes: int = 256_000_000
     window_bytes: int = 16 << 20
     """Limit of bytes that are sent but not acknowledged."""

@@ -2,7 +2,6 @@
 
 After a lost lease, the host takes a new lease and keeps its session, until the job's rounds show that the job continued
 without it.
-
 If another executor has the host's key and is proven dead (it ran on this machine, and its port refuses connections or
 sends another session), its record is replaced at once. If it answers, this executor leaves. If it does not answer, an
 executor that registers for the first time waits until the other lease has expired; one that registers again leaves.
@@ -242,7 +241,6 @@ class Membership:
 
     def _claim(self, record: HostRecord) -> KeyValue | None:
         """Write the host's key if it is free, has the current lease, or belongs to an executor that is proven dead.
-
         Return None after the write, else the key that prevents it. Raises: CoordinationError.
         """
         key, keeper = self._keys.host(record.host), self.keeper

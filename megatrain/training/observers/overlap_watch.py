@@ -1,7 +1,7 @@
 """Warns once when parallel.overlap is on but almost all communication is exposed.
 
 The warning is based on the totals of this rank's steps: communication for which the host, or on a GPU the compute
-stream, waited counts as exposed. If one of these waits is not known, there is no warning. The watched operations are
+stream, waited counts as exposed. An operation whose waits are not all known is left out. The watched operations are
 the collectives of data parallelism and, with sequence chunks, those of tensor parallelism. Messages of the pipeline are
 not watched: a receive also waits for the neighbor's work, which is the bubble. The dry run shows before a job starts
 what its layout cannot overlap.
