@@ -1,6 +1,6 @@
-"""Carries out actions that were checked. Requests go to the driver, as from the command line; all other actions are
-written to etcd.
+"""The backend carries out actions that were checked.
 
+Requests go to the driver, as from the command line; all other actions are written to etcd.
 The page gets the first answer of the driver. The later effect appears as an incident, or as a step with a checkpoint.
 """
 
@@ -34,7 +34,7 @@ class Outcome:
 
 
 class ActionBackend(Protocol):
-    """The interface that carries out actions."""
+    """The interface of a backend."""
 
     def read_snapshot(self) -> JobSnapshot:
         """Return the current state of the job. Raises: CoordinationError."""
@@ -110,4 +110,4 @@ class EtcdBackend:
                 switched(before, is_on=is_on, period=period), by=by, reason=request.reason, at_unix_s=time.time()
             ),
         )
-        return "ranks time all operations" if is_on else "ranks time no operations"
+        return f"ranks time {'all operations, with the configured sample period' if is_on else 'no operations'}"

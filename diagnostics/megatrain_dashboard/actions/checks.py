@@ -31,13 +31,13 @@ def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:
 
 
 def check_request(request: ActionRequest, snapshot: JobSnapshot) -> None:
-    """Check that the fields of an action fit the job. Raises: RefusalError where they do not."""
+    """Check that the fields of an action fit the job. Raises: RefusalError if they do not."""
     if request.confirmation != snapshot.job:
         raise bad_query("confirmation", request.confirmation, f"type the job's name, {snapshot.job!r}")
     if any(is_control(character) for character in request.reason + request.target):
         raise RefusalError(400, "reason and target must not contain control characters")
     if sum(map(is_visible, request.reason)) < _MIN_REASON:
-        raise bad_query("reason", request.reason, f"give a reason of at least {_MIN_REASON} characters")
+        raise bad_query("reason", request.reason, f"give a reason of at least {_MIN_REASON} visible characters")
     needs_target = request.kind in HOST_KINDS + VERDICT_KINDS
     if needs_target != bool(request.target):
         rule = "name the host or verdict" if needs_target else "this action is for the whole job; leave it empty"
@@ -64,7 +64,7 @@ def _check_host(request: ActionRequest, snapshot: JobSnapshot) -> None:
         "uncordon": set(snapshot.cordons),
     }[request.kind]
     if request.target not in known:
-        which = {"evict": "in the round", "cordon": "registered", "uncordon": "cordoned"}[request.kind]
+        which = {"evict": "in the round", "cordon": "in the round or registered", "uncordon": "cordoned"}[request.kind]
         there = names_text(sorted(known, key=natural_order)) or "none"
         raise not_found(f"no host {request.target!r} is {which}; hosts that are {which}: {there}")
     if request.kind == "cordon" and request.target in snapshot.cordons:

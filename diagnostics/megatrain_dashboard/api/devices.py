@@ -103,7 +103,7 @@ class XidDocument(Document):
     xid: int
     meaning: str
     kind: str
-    """hardware, mended, program, clean-up or healthy again."""
+    """The origin of the error: hardware, mended, program, clean-up or healthy again."""
     advice: str
 
 
@@ -115,7 +115,7 @@ class HostDevicesDocument(Document):
     last_unix_s: float | None
     """Histories reach from `first_unix_s` to `last_unix_s`."""
     problem: str
-    """The reason why nothing newer is known; empty when all is well."""
+    """Why there are no newer readings, else the driver's newest error about all GPUs; empty if neither applies."""
     gpus: tuple[GpuDocument, ...]
     links: tuple[LinkDocument, ...]
     xids: tuple[XidDocument, ...]
@@ -149,7 +149,7 @@ def host_devices_document(
 
 
 def _driver_problem(gpus: Gpus) -> str:
-    """Return the newest error that concerns all GPUs; empty where readings of GPUs are newer."""
+    """Return the newest error that concerns all GPUs; empty if there is none, or readings of GPUs are newer."""
     about_all = _by_time(gpus, gpus.gpu < 0)
     newest = gpus.at_ns[gpus.gpu >= 0].max(initial=0)
     if not num_rows(about_all) or about_all.at_ns[-1] < newest:
@@ -285,7 +285,8 @@ def router(parts: DashboardParts) -> APIRouter:
     ) -> Response:
         """Return the newest readings of a host's GPUs and network links, and their history of the last minutes.
 
-        With `from` and `to`: the readings at the end of that part of the run, and the history of its last day.
+        With `to`: the readings at that end of a part of the run. With `from`: the history begins there, but at most a
+        day before its end.
         """
         window = parts.window(begin, end)
         key = ("devices", host, minutes, window)

@@ -23,12 +23,12 @@ def router(is_ready: Callable[[], bool]) -> APIRouter:
 
     @routes.get("/healthz", response_model=HealthDocument)
     async def healthz() -> Response:
-        """Return that the server is up."""
+        """Return status 200: the server answers."""
         return document_response(HealthDocument(is_ready=is_ready()))
 
     @routes.get("/readyz", response_model=HealthDocument)
     async def readyz() -> Response:
-        """Return whether there is data to show: 503 until etcd has answered once."""
+        """Return status 200 if there is data to show, else 503: a running job has none until etcd has answered once."""
         response = document_response(HealthDocument(is_ready=is_ready()))
         response.status_code = 200 if is_ready() else 503
         return response
