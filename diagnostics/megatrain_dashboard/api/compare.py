@@ -39,12 +39,14 @@ _MIN_RUNS, _MAX_RUNS = 2, 4
 
 
 class ComparedRun(Document):
-    """One of the runs. The lists have an entry for each `step` of the document; null: the run has no such step."""
+    """One of the runs. The lists have an entry for each `step` of the document; null: the run has no value there."""
 
     name: str
     job: str
     first_step: int | None
+    """The first step that is shown."""
     last_step: int | None
+    """The last step of the whole run."""
     loss: tuple[float | None, ...]
     step_s: tuple[float | None, ...]
     tokens_per_s: tuple[float | None, ...]
@@ -71,7 +73,7 @@ class ConfigDifference(Document):
     key: str
     """section.key"""
     values: tuple[str | None, ...]
-    """The value of each run as TOML, defaults included; null: the configuration is not known."""
+    """The value of each run as TOML, defaults included; null: the configuration is not known, or lacks the key."""
 
 
 class CompareDocument(Document):

@@ -59,7 +59,7 @@ class HostDocument(Document):
     cordon_by: str
     cordon_unix_s: float | None
     is_connected: bool | None
-    """Whether events of the host arrive."""
+    """Whether events of the host arrive; null: not known."""
 
 
 class CheckDocument(Document):
