@@ -76,7 +76,7 @@ class DevicesReading:
 
     sample: HostSample | None = None
     problem: str = ""
-    """The reason why there are no new samples; empty while samples arrive."""
+    """The reason why there are no samples, or the driver's error in the newest one; empty if there is neither."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """(UUID of a GPU, Xid number) -> count since the streamer started."""
 

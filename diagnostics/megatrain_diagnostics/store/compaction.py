@@ -56,7 +56,10 @@ class SmallFile:
 
 
 def compact(directory: Path, now_ns: int) -> None:
-    """Merge the files of a directory that only this process writes. Raises: StoreError when the disk is full."""
+    """Merge the files of a directory that only this process writes.
+
+    Raises: StoreError when a merged file cannot be written; OSError when a file cannot be read or renamed.
+    """
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):
             _compact_hour(kind, hour, is_over=now_ns > end_ns + HOUR_IS_OVER_NS)

@@ -32,7 +32,10 @@ class EventStore(SegmentStore):
         return self._reader.problems()
 
     def maintain(self, retention: Retention) -> None:
-        """Remove old files, then merge small ones: on a full disk, removal frees the space that merging needs."""
+        """Remove old files, then merge small ones: on a full disk, removal frees the space that merging needs.
+
+        Raises: StoreError when files cannot be read, written or removed.
+        """
         try:
             self.num_bytes = expire(self.directory, retention, self._now_ns())
             compact(self.directory, self._now_ns())

@@ -115,7 +115,7 @@ def search_lines(events: StoredEvents, query: LogQuery, *, budget_s: float) -> F
 
 
 def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ranks: int, budget_s: float) -> LogLines:
-    """Return the newest lines of each rank, at most `most_lines` in all.
+    """Return the newest lines of each rank: `most_lines` // `num_ranks` of each, but at least one.
 
     Raises: DataError; TooSlowError when they cannot be read within `budget_s`.
     """

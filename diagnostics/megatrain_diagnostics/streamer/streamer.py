@@ -1,8 +1,8 @@
 """The loop of a host's streamer: it polls black boxes, logs and devices, and sends new rows to the daemon.
 
-Totals and values of all steps are streamed, and spans of full steps. When ranks make no progress or have died, their
-newest spans, ended or open, are streamed too. No process waits for the streamer: records that it does not read in time
-are overwritten and counted as lost.
+Totals and values of all steps are streamed, and the spans of sampled steps and of rare operations. When a rank makes no
+progress, the newest spans of all ranks of the host, ended or open, are streamed too; when a rank has died, its own.
+No process waits for the streamer: records that it does not read in time are overwritten and counted as lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.4
-"""Time between two polls. Together with MAX_AGE_S, rows are sent within 1.5 s."""
+"""Time between two polls. With MAX_AGE_S, a row is sent at most about 1.6 s after its record has ended."""
 _FIND_S = 0.8
 _EARLY = 0.5
 """Fraction of the time limit of a phase after which stacks are dumped. At the limit the driver ends processes."""

@@ -19,7 +19,7 @@ class DaemonFinder(Protocol):
     """A source of the daemon's record."""
 
     def find(self) -> DaemonRecord | None:
-        """Return the newest record; None when there is no daemon. Never blocks."""
+        """Return the newest record that was seen; None if there was none yet. Never blocks."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the record may have changed, or `timeout_s` has passed."""

@@ -100,6 +100,7 @@ class Outbox:
     def take(self, timeout_s: float, window_bytes: int) -> Batch | None:
         """Return the next batch to send, with its content in memory; None after `timeout_s`, or after `wake`.
 
+        If the file of a spooled batch cannot be read, the batch is dropped, and None is returned.
         At most `window_bytes` can be in flight (sent, not acknowledged), unless a single batch is larger.
         """
         with self._changed:
