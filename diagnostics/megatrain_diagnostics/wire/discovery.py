@@ -41,7 +41,7 @@ class WatchedDaemon:
 
     @property
     def problem(self) -> str:
-        """The reason why the record is not known; empty when it is known."""
+        """The reason why the newest record may not be known; empty if there is none."""
         return self._problem or self._follower.problem
 
     def find(self) -> DaemonRecord | None:
