@@ -25,7 +25,7 @@ from megatrain_diagnostics.columns.schema import to_arrow
 
 _FILE_ROWS = 1_000_000
 _IN_FLIGHT = 256
-"""Batches in flight: as many bytes as the windows of all hosts of megatrain's side."""
+"""Batches in flight: 150 MB of spans, about half of the windows of all hosts of megatrain's side."""
 
 
 class _PeerServer(flight.FlightServerBase):

@@ -62,7 +62,7 @@ def run(million_documents: float, num_sources: int, num_steps: int = NUM_STEPS) 
             f"{num_steps} steps of {BATCH_SAMPLES} samples of {SEQ_LEN:,} tokens; a step computes {PACE_S * 1e3:g} ms",
             "first sample: from opening the files, in the page cache, to the first batch in one process; no imports",
             "memory: private memory of a process, without the mapped indexes and the ring",
-            "read / used: bytes of reads of the loader after its first batch / of the tokens in the batches",
+            "read / used, from the first batch to the middle: bytes of reads of the loader / of the batches' tokens",
             "data wait: the time that the rank with the longest wait takes to get its batch / the time of all steps",
             "longest wait: of one step; after the kill, a new loader opens the files",
         ],

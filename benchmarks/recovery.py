@@ -83,7 +83,7 @@ def run() -> Result:
             "detected: when the driver had noticed the fault. Stock torchrun does not report this.",
             "Both have a spare host: stock torchrun a third agent of --nnodes 2, which waits until a place is free.",
             "same losses: the loss of every step equals that without a fault, bit by bit.",
-            "left behind: processes and files in memory, 10 s after the end.",
+            "left behind: processes and files in memory that still exist 2 min after the end.",
             "torchrun's collectives time out after 10 s, as ours do (runtime.step_timeout_s).",
         ],
         bars=bars,

@@ -153,7 +153,7 @@ def run() -> Result:
             "back: seconds from the end of the outage until all hosts are registered.",
             "as before: each host that was not replaced kept its session, and the job saved and ended in order.",
             "same losses: the losses of all repeated steps are equal, bit by bit.",
-            "left behind: processes and files in memory, 30 s after the end.",
+            "left behind: processes and files in memory that still exist 2 min after the end.",
         ],
         bars=bars,
     )

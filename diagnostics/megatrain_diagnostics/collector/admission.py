@@ -84,7 +84,7 @@ class Admitted:
     kind: type[Table]
     stored: pa.RecordBatch
     live: Table
-    """The rows of rounds that have not ended."""
+    """The rows of rounds that have not ended, and all rows about devices."""
     refused: Mapping[RejectionReason, int]
     old_rows: int
 
@@ -96,7 +96,7 @@ class Admission:
         self._rounds, self._limiter = rounds, limiter
 
     def admit(self, host: str, header: BatchHeader, content: pa.Buffer) -> Admitted:
-        """Return the valid rows of a batch. Raises: RefusedBatchError when the batch cannot be read."""
+        """Return the valid rows of a batch. Raises: RefusedBatchError for an unknown table or an unreadable batch."""
         kind: Any = table_named(header.table)
         if kind is None:
             raise RefusedBatchError(RejectionReason.UNKNOWN_TABLE, f"table {header.table[:40]!r}")

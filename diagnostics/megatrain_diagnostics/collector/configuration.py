@@ -72,13 +72,19 @@ class Configuration:
 
 
 def usual_address(etcd: EtcdSettings) -> str:
-    """Return loopback if all etcd endpoints are on this machine, else this machine's address in etcd's network."""
+    """Return loopback if all etcd endpoints are on this machine, else this machine's address in etcd's network.
+
+    Raises: ConfigError when there is no route to etcd.
+    """
     is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
     return _LOOPBACK if is_alone else _address_towards(etcd)
 
 
 def reachable_address(settings: DaemonSettings, address: str) -> str:
-    """Return the address by which other hosts reach a socket that listens at `address`."""
+    """Return the address by which other hosts reach a socket that listens at `address`.
+
+    Raises: ConfigError when `address` means all addresses, and there is no route to etcd.
+    """
     if address in ("0.0.0.0", "::"):
         return _address_towards(settings.etcd)
     return address

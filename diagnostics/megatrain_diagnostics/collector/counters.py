@@ -29,7 +29,7 @@ class RejectionReason(StrEnum):
     FOREIGN_HOST = "foreign-host"
     """Rows with a host name that differs from the sender's."""
     OUT_OF_RANGE = "out-of-range"
-    """A rank that the round does not have, a negative duration, an impossible step."""
+    """Rows with an impossible value, such as a rank that the round does not have. A duration of -1 is valid."""
     FROM_THE_FUTURE = "from-the-future"
     """Rows with a time more than one hour after their batch was made, by the same clock."""
     UNKNOWN_ROUND = "unknown-round"

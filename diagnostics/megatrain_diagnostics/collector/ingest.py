@@ -165,7 +165,7 @@ class Ingest:
                 session.received = header.number
 
     def close(self) -> None:
-        """Commit and acknowledge the received batches, then end the thread. Later batches are ignored."""
+        """Try to commit and acknowledge the received batches, then end the thread. Later batches are ignored."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

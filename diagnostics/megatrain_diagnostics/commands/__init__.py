@@ -1,7 +1,8 @@
 """`megatrain diag`: analyses of a job's events, the daemon, and the settings of recording.
 
-All analyses read the segments in <run>/events, of a running or a finished job, and work without the daemon. As in
-megatrain.cli, only the module of the subcommand that is used is imported, so that commands start fast.
+Analyses read the segments in <run>/events, of a running or a finished job, and work without the daemon; `hang` and
+`whatif` can also read other files, and `verdicts` reads etcd. As in megatrain.cli, only the module of the subcommand
+that is used is imported, so that commands start fast.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(
             f"{args.place}: no such step was recorded span by span; there are {known_steps(source, round_number)}"
         )
-    # by default only the newest steps, because all spans of a long job do not fit in memory
+    # by default only the newest steps are analyzed: the analysis of all steps of a long job takes too much memory
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, round_number, chosen[0], chosen[-1])
     found = analyze_communication(events, chosen[0], chosen[-1])

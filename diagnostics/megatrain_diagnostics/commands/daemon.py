@@ -26,7 +26,7 @@ def add_verb(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the daemon until a signal arrives. Raises: MegatrainError."""
-    # loading the Parquet writer is slow, and no other command needs it
+    # loading the daemon is slow, and no other command needs it
     from megatrain_diagnostics.daemon import serve
 
     with opened_job(args) as job:

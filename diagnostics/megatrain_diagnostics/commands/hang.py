@@ -79,7 +79,10 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print which ranks hold up the job. Raises: DataError if there is no evidence about the job."""
+    """Print which ranks hold up the job.
+
+    Raises: DataError if there is no evidence about the job; UsageError; NotFoundError if there is no such run.
+    """
     answer = _answer(args)
     for problem in () if args.is_json else answer.problems:
         print_note(problem)
@@ -248,4 +251,4 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
 
 
 def _more(number: int, what: str) -> list[str]:
-    return [f"  and {number} more {what}"] if number > 0 else []
+    return [f"  {what} not shown: {number}"] if number > 0 else []

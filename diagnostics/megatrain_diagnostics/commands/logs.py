@@ -115,4 +115,4 @@ def _print_lines(logs: LogLines, round_number: int, source: EventSource, args: a
         ]
     )
     if len(shown) < len(rows):
-        print_note(f"{len(rows) - len(shown)} older lines match too; --last shows more")
+        print_note(f"older lines that match too: {len(rows) - len(shown)}; --last shows more")

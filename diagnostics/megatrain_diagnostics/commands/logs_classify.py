@@ -1,10 +1,10 @@
 """`megatrain logs classify FILE|RUN`: report from logs what failed, what to do about it, and which rank caused it.
 
 FILE has JSON lines: objects with `id` and `log`, or with `id` and `ranks` = {rank: end of its log}; - is stdin. With
---text, FILE is one plain log. FILE may be compressed (gzip, bzip2, xz, Zstandard) or UTF-16. A directory, or the name
-of a job, is a RUN: then the logs of all ranks of its newest round are classified. The culprit is taken from the round's
-incident. Without an incident, a rank with a cause in its own log comes before ranks that lost the connection to it or
-waited for it.
+--text, FILE is one plain log. FILE may be compressed (gzip, bzip2, xz, Zstandard), UTF-16 or UTF-32. A directory, or
+the name of a job, is a RUN: then the logs of all ranks of its newest round are classified. The culprit is taken from
+the round's incident. Without an incident, a rank with a cause in its own log comes before ranks that lost the
+connection to it or waited for it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _of_text(file: BinaryIO, name: str) -> dict[str, Any]:
 
 
 def _of_lines(file: BinaryIO, name: str, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each line; add the other lines to `problems`."""
+    """Yield the answer to each valid line; add a sentence about each other line to `problems`."""
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue

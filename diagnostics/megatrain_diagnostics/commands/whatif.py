@@ -150,7 +150,7 @@ def _summary(result: WhatIf, shape: JobShape) -> list[str]:
     lines += ["", advice(result)]
     lines += [f"note: {note}" for note in result.notes[:_SHOWN_NOTES]]
     if len(result.notes) > _SHOWN_NOTES:
-        lines.append(f"note: and {len(result.notes) - _SHOWN_NOTES} more notes")
+        lines.append(f"notes that are not shown: {len(result.notes) - _SHOWN_NOTES}")
     return lines
 
 

@@ -47,7 +47,7 @@ class SpanWindow:
     def gain_without(self, ranks: Sequence[int], first_step: int, roster: Roster) -> float | None:
         """Return how much shorter a step from `first_step` on would be if these ranks were as fast as the others.
 
-        None if no such step was recorded in full. Units: seconds per step.
+        None if spans of such a step are missing. Units: seconds per step.
         """
         spans = in_order(joined(Spans, self._spans.tables))
         spans = select(spans, spans.step >= first_step)

@@ -67,7 +67,7 @@ class DeviceSupervisor:
 
     @property
     def problem(self) -> str:
-        """The reason why there are no samples; empty while samples arrive."""
+        """The reason why there are no samples, or the driver's error in the newest one; empty if there is neither."""
         return self._problem
 
     def take(self) -> list[HostSample]:

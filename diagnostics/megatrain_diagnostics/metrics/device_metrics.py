@@ -1,7 +1,7 @@
 """Converts the readings of a host's devices to Prometheus metrics, in base units, with labels for GPU and link.
 
-The number of samples is bounded: 16 GPUs and 32 links of a host are exported, and errors are counted by kind. An
-unknown value has no sample.
+The number of samples is bounded: at most 16 GPUs and 32 links of a host are exported, and errors are counted by kind.
+An unknown value has no sample.
 """
 
 from __future__ import annotations

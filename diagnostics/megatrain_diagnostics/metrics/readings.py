@@ -1,7 +1,7 @@
 """The current state of a host and of a job: plain values, from which metrics are made.
 
 The number of values is bounded: no field grows with steps, rounds or processes. A host reports its own ranks, and the
-daemon only the hosts with the highest scores.
+daemon one score of each host.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DevicesReading:
 
     sample: HostSample | None = None
     problem: str = ""
-    """The reason why there are no new samples; empty while samples arrive."""
+    """The reason why there are no samples, or the driver's error in the newest one; empty if there is neither."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """(UUID of a GPU, Xid number) -> count since the streamer started."""
 
@@ -134,7 +134,7 @@ class JobReading:
     saved_unix_s: float | None = None
     save_failures: int = 0
     straggler_scores: Mapping[str, float] = field(default_factory=dict)
-    """Scores of the worst hosts, at most MAX_SCORES."""
+    """By host, of all compared hosts. /metrics has the highest MAX_SCORES of them."""
     least_straggler_score: float | None = None
     """Score from which a host is a straggler."""
     verdicts: Mapping[tuple[str, str, str], int] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class SmallFile:
 def compact(directory: Path, now_ns: int) -> None:
     """Merge the files of a directory that only this process writes.
 
-    Raises: StoreError when a merged file cannot be written; OSError when the directory cannot be read or changed.
+    Raises: StoreError when a merged file cannot be written; OSError when a file cannot be read or renamed.
     """
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):

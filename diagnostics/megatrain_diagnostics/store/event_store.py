@@ -34,7 +34,7 @@ class EventStore(SegmentStore):
     def maintain(self, retention: Retention) -> None:
         """Remove old files, then merge small ones: on a full disk, removal frees the space that merging needs.
 
-        Raises: StoreError when files cannot be removed or merged.
+        Raises: StoreError when files cannot be read, written or removed.
         """
         try:
             self.num_bytes = expire(self.directory, retention, self._now_ns())

@@ -39,7 +39,7 @@ _MAX_EVIDENCE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class FiledEvidence:
-    """The content of the files of one round. `problems`: a sentence for each unreadable file."""
+    """The content of the files of one round. `problems`: sentences about files that cannot be read or were left out."""
 
     round: int
     roster: Roster | None

@@ -64,9 +64,10 @@ def pattern_problem(text: str) -> str:
 
 
 def logged_round(events: StoredEvents, round_number: int | None) -> int:
-    """Return `round_number` if it has log lines; None: return the newest round that ranks reported, or a later one.
+    """Return `round_number` if it has log lines; None: return the round of `shown_round`, or a later one.
 
-    A later round is one with lines that failed before its ranks reported. Raises: DataError if there are no such lines.
+    A later round is one with lines that failed before its ranks reported.
+    Raises: DataError if `round_number` has no log lines; with None, only if no round has any.
     """
     found = events.query(LogLines, ALL, "SELECT DISTINCT round FROM segments ORDER BY round")
     logged = set() if found is None else set(found.column(0).to_pylist())
@@ -115,7 +116,7 @@ def search_lines(events: StoredEvents, query: LogQuery, *, budget_s: float) -> F
 
 
 def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ranks: int, budget_s: float) -> LogLines:
-    """Return the newest lines of each rank: at most `most_lines` in all, but at least one of each rank.
+    """Return the newest lines of each rank: `most_lines` // `num_ranks` of each, but at least one.
 
     Raises: DataError; TooSlowError when they cannot be read within `budget_s`.
     """

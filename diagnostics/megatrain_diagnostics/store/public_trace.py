@@ -85,9 +85,8 @@ def read_meta(path: Path) -> JobShape:
         if name.strip() in known:
             found[name.strip()] = value.strip().strip("'\"")
     if not found.get("trial_name"):
-        raise DataError(
-            f"{path}: no trial_name; it must contain one, and may contain {', '.join(sorted(known - {'trial_name'}))}"
-        )
+        others = ", ".join(sorted(known - {"trial_name"}))
+        raise DataError(f"{path}: no trial_name; a metadata file must contain it, and may contain {others}")
     numbers: dict[str, int] = {}
     for name in known & set(found) - {"trial_name"}:
         if not found[name].isascii() or not found[name].isdigit() or len(found[name]) > 9:

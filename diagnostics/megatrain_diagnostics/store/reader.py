@@ -75,7 +75,8 @@ class StoredEvents:
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
         """Return the rows without duplicates, ordered by (round, rank, sequence) if the table has these columns.
 
-        Raises: DataError when nothing can be read; damaged files are left out and reported by `problems`.
+        Damaged files are left out and reported by `problems`; if no file is left, the table is empty.
+        Raises: DataError when intact files cannot be read, keep changing, or hold too large an answer.
         """
         columns = ", ".join(_selected(name) for name in columns_of(kind))
         conditions, values = sql_conditions(kind, where)
@@ -100,7 +101,7 @@ class StoredEvents:
         return (min(bound[0] for bound in known), max(bound[1] for bound in known)) if known else None
 
     def problems(self) -> tuple[str, ...]:
-        """Return a sentence for each damaged or foreign file found so far."""
+        """Return a sentence for each problem found so far: bad files, unknown names, and times in the future."""
         return self._catalog.problems()
 
     def query(
@@ -279,7 +280,8 @@ def read_arrow_table(
     `megatrain.read_run(...).events(...)` calls this function.
     None: no limit. A limit on a column that the table lacks has no effect. Operations and kinds are names. If the
     directory does not exist, the table is empty.
-    Raises: NotFoundError for an unknown table; DataError when nothing can be read, or the answer is too large.
+    Raises: NotFoundError for an unknown table; DataError when intact files cannot be read, keep changing, or hold too
+    large an answer.
     """
     kind: Any = table_named(table)  # a type variable cannot stand for a union of classes
     if kind is None:

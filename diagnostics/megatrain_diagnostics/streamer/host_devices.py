@@ -35,7 +35,7 @@ class DeviceSource(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why there are no samples; empty while samples arrive."""
+        """The reason why there are no samples, or the driver's error in the newest one; empty if there is neither."""
 
     def take(self) -> list[HostSample]:
         """Return the samples since the last call."""

@@ -18,7 +18,7 @@ from megatrain_diagnostics.events.tables import LogLines, from_columns, joined
 _ROUND = re.compile(r"round-(\d{1,9})")
 _LOG = re.compile(r"rank-(\d{1,9})\.log")
 _READ_BYTES = 1 << 20
-"""Limit of one read; a poll reads each log at most twice."""
+"""Limit of one read of a log, and of an unfinished line. A poll reads twice at most: before and after a rotation."""
 _MAX_LINE_BYTES = 4096
 _ROUNDS_FOLLOWED = 2
 

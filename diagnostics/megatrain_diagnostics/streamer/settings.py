@@ -21,7 +21,7 @@ class StreamerSettings:
     host_logs: str
     """Directory with the logs of this host's ranks."""
     black_box_directory: str
-    """Empty: black boxes are off, and only logs are streamed."""
+    """Empty: black boxes are off; only logs and readings of devices are streamed."""
     spool_bytes: int
     phase_timeouts: PhaseTimeouts
     metrics_address: str = "127.0.0.1"

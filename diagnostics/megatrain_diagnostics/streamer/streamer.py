@@ -34,7 +34,7 @@ from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.4
-"""Time between two polls. Together with MAX_AGE_S, rows are sent within 1.5 s."""
+"""Time between two polls. With MAX_AGE_S, a row is sent at most about 1.6 s after its record has ended."""
 _FIND_S = 0.8
 _EARLY = 0.5
 """Fraction of the time limit of a phase after which stacks are dumped. At the limit the driver ends processes."""

@@ -19,7 +19,7 @@ class DaemonFinder(Protocol):
     """A source of the daemon's record."""
 
     def find(self) -> DaemonRecord | None:
-        """Return the newest record; None when there is no daemon. Never blocks."""
+        """Return the newest record that was seen; None if there was none yet. Never blocks."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the record may have changed, or `timeout_s` has passed."""
@@ -41,7 +41,7 @@ class WatchedDaemon:
 
     @property
     def problem(self) -> str:
-        """The reason why the record is not known; empty when it is known."""
+        """The reason why the newest record may not be known; empty if there is none."""
         return self._problem or self._follower.problem
 
     def find(self) -> DaemonRecord | None:

@@ -1,8 +1,8 @@
 """The event stream on a TCP connection: frames that start with their length, so that the receiver can limit memory.
 
 A frame has its kind and the lengths of its header and content (17 bytes, little endian), then header and content. A
-header is one JSON value of at most 4,096 bytes; only batches have content, the bytes of an Arrow IPC stream. Content
-that is longer than the receiver's limit is read and discarded without being kept in memory.
+header is empty or one JSON value, of at most 4,096 bytes; only batches have content, the bytes of an Arrow IPC stream.
+Content that is longer than the receiver's limit is read and discarded without being kept in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages of a stream: batches to the daemon, acknowledgments back; each with a small JSON header.
+"""The messages of a stream: batches and clock questions to the daemon, answers back; each has a small JSON header.
 
 The content of a batch's frame is a complete Arrow IPC stream with one batch of one table. So all tables share a stream,
 a damaged batch does not affect others, and the files of the spool have the same bytes. The batches of a session (one
