@@ -71,8 +71,8 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
     Raises: BadSampleError when a sample cannot be used, unless it is a picture and data.bad_samples is "replace";
-    DataError, on all ranks, when the ranks of a replica could not use different pictures, or no sample of a set can be
-    used; UnreachableError when no producer of pictures answers.
+    DataError, on all ranks, when the ranks of a replica have found different pictures unusable, or no sample of a set
+    can be used; UnreachableError when no producer of pictures answers.
     """
     mesh = rank_model.mesh
     rank_model.set_training(False)
