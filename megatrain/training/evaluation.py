@@ -88,7 +88,7 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
             log_replaced(bad_samples, [validation_set.name], set())
         if difference:
             raise DataError(
-                f"{name}: the hosts of a replica cannot use different samples, so their copies of the files or the "
+                f"{name}: the hosts of a replica found different samples unusable, so their copies of the files or the "
                 f"decoders differ; the logs of the ranks name the samples: repair the files ({_verify(validation_set)})"
             )
         if not count:
