@@ -131,7 +131,7 @@ def processor_notes(config: Config) -> list[str]:
     if config.kernels.cuda_graphs:
         notes.append("kernels.cuda_graphs=true has no effect on CPUs")
     if config.kernels.strict:
-        notes.append("kernels.strict=true has no effect on CPUs: it is about the kernels of GPUs")
+        notes.append("kernels.strict=true has no effect on CPUs: it is about slow paths on GPUs")
     if config.kernels.attention != "auto":
         notes.append(
             f'kernels.attention="{config.kernels.attention}" has no effect on CPUs: attention has its own kernel there'
