@@ -106,7 +106,7 @@ class ChunkDataParallel:
                 raise ValueError(f"no part of the chunk waits for {name} to be gathered")
 
     def set_num_microbatches(self, num_microbatches: int) -> None:
-        """Set how many micro-batches one reduction sums (ZeRO-1); it may start early, in the backward of the last one."""
+        """Set how many micro-batches one reduction sums (ZeRO-1); it may start early, in the last one's backward."""
         if self.options.zero_stage == 1:
             self._begin_window(num_microbatches)
 

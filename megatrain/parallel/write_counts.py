@@ -4,9 +4,9 @@ The reduction may start when the bucket's gradients are complete. Backward write
 micro-batch for each use of the parameter: twice if a stage has both the embedding and the head of a model with tied
 embeddings. If the schedule defers wgrads, these writes come after backward. The number of writes is declared when the
 chunk is built (LogicalParameter.num_writes), not measured in a step. A bucket is complete when each of its parameters
-has all its writes. A bucket with a parameter that may get no gradient is never complete early. Reductions start in one fixed order,
-even if a later bucket is complete first: the buckets that may start early, then the others. Reductions that have not
-started at the end of a window start then, in the same order. So the order is the same on all ranks, even if a rank
+has all its writes. A bucket with a parameter that may get no gradient is never complete early. Reductions start in one
+fixed order, even if a later bucket is complete first: those that may start early, then the others. Reductions that have
+not started at the end of a window start then, in the same order. So the order is the same on all ranks, even if a rank
 lacks a declared write.
 """
 
