@@ -1,1 +1,1 @@
-"""The operations that take most of a training step. Those of megatrain itself have a plain torch form for every device."""
+"""The operations that take most of a training step. megatrain's own ones have a plain torch form for every device."""
