@@ -104,7 +104,7 @@ class NewStream(Protocol):
 
 
 class DeviceStreams:
-    """The streams of a rank, made at first use.
+    """The streams of a rank's exchanges, made at first use.
 
     They are few: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number, and streams that
     share a queue wait for each other. Groups share a stream if all their members use them in the same order and at
