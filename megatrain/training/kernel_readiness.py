@@ -115,7 +115,8 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     if extension.is_active:
         note = f"compiled kernels for {', '.join(extension.architectures)}"
     else:
-        note = f"no compiled kernels ({extension.reason}): megatrain's operations run in plain PyTorch form, which is slower"
+        slower = "megatrain's operations run in plain PyTorch form, which is slower"
+        note = f"no compiled kernels ({extension.reason}): {slower}"
     notes = [
         note,
         *(f"{backend.section}.{backend.key} by {backend.name} {backend.find().version}" for backend in backends),
