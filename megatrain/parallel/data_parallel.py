@@ -83,7 +83,7 @@ class ChunkDataParallel:
                 bucket.allocate_gradients()
         self._counts = WriteCounts([bucket.parameters for bucket in self.buckets])
         self._num_started = 0
-        """How many buckets, in the fixed order, are being reduced in the current window of micro-batches."""
+        """How many reductions, in the fixed order, have started in the current window of micro-batches."""
         self._is_by_bucket = self._is_counting = False
 
     def overlap_by_bucket(self, module: nn.Module) -> None:
