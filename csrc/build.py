@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build(output: Path, architectures: Sequence[str], jobs: int, *, optimization: Sequence[str] = OPTIMIZED) -> None:
     """Compile the files of csrc/kernels and csrc/operators and link them to `output`, which is written atomically.
 
-    jobs: compilers at a time. With more jobs than kernels, a kernel is compiled for several architectures at a time.
+    jobs: compilers at a time. With at least twice as many jobs as kernels, a kernel is compiled for several
+    architectures at a time.
     Raises: KernelBuildError where a prerequisite is missing or a compiler fails.
     """
     nvcc, torch = find_nvcc(), find_torch()

@@ -1,6 +1,7 @@
 """`python -m megatrain.train CONFIG`: load the configuration, then build, train and close. `Trainer` uses it too.
 
-All errors of the configuration are found before torch is loaded and before any process group exists.
+The configuration is checked before torch is loaded and before any process group exists. What depends on the device or
+on installed kernels is checked later, by the worker.
 """
 
 from __future__ import annotations

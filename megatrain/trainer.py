@@ -63,7 +63,7 @@ class Trainer:
 
     @property
     def run_directory(self) -> Path:
-        """The directory of the run's checkpoints, metrics and logs."""
+        """The directory of the run's metrics and logs; of its checkpoints too, unless checkpoint.directory is set."""
         return Path(self.config.job.resolved_run_directory)
 
     def run(self) -> ExitCode:

@@ -25,7 +25,7 @@ using wide_t = typename Wide<T>::type;
 // A pack is the data that one thread moves at once: 16 bytes where addresses and lengths allow it, else one element.
 constexpr int PACK_BYTES = 16;
 
-// The widest pack for rows of `length` elements that all begin at multiples of it.
+// The elements of T in a pack of PACK_BYTES.
 template <typename T>
 constexpr int full_width = PACK_BYTES / sizeof(T);
 

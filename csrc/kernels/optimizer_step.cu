@@ -1,5 +1,6 @@
-// The results of an element depend only on its own values and the scalars, to the last bit, for any width of the packs and
-// any place in the shard: a product is fused with the following sum only where fused_multiply_add is called.
+// The results of an element depend only on its own values, the scalars and its run's ratio, to the last bit,
+// for any width of the packs and any place in the shard: a product is fused with the following sum only where
+// fused_multiply_add is called.
 #include "optimizer_step.h"
 
 #include "launch.cuh"

@@ -1,4 +1,5 @@
-// AdamW and LAMB over a flat shard: every tensor is read and written once.
+// AdamW and LAMB over a flat shard. AdamW reads and writes every tensor once. LAMB takes two passes: the direction, and
+// then the update with the ratios.
 #pragma once
 
 #include "elements.h"

@@ -141,7 +141,10 @@ class PipelineLinks:
 def create_links(
     stage: int, groups: Mapping[str, Group], recorder: Recorder, *, has_wrap_links: bool
 ) -> PipelineLinks | None:
-    """Return the channels of a stage. groups: this rank's groups by name."""
+    """Return the channels of a stage; None if one stage has the whole model as one chunk.
+
+    groups: this rank's groups by name.
+    """
     pp_ranks = groups[STAGES].ranks
     if len(pp_ranks) == 1:
         if not has_wrap_links:

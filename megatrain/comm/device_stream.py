@@ -104,7 +104,7 @@ class NewStream(Protocol):
 
 
 class DeviceStreams:
-    """The streams of a rank, made at first use.
+    """The streams of a rank's exchanges, made at first use.
 
     They are few: the hardware has 8 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number, and streams that
     share a queue wait for each other. Groups share a stream if all their members use them in the same order and at
@@ -120,7 +120,7 @@ class DeviceStreams:
 
         All groups of replicas share one stream of low priority. The other groups along one axis share a stream of high
         priority, because the next kernel of the stage waits for their exchanges. Groups along the stages share one too:
-        they communicate only at the end of a step.
+        they do not communicate during a pass of the pipeline.
         """
         name = f"{group.name} {link}" if link else "replicas" if group.is_of_replicas else group.axis
         if name not in self._streams:

@@ -159,7 +159,8 @@ def create_mesh(
     exchanges or make them fail.
     Communication: each group's own rendezvous, one after the other; no barrier over all ranks. With NCCL also the first
     message on each link.
-    Raises: CommunicationError naming the group and the ranks that have not arrived.
+    Raises: CommunicationError naming the group and the ranks that have not arrived, or the store or link that could
+    not be reached.
     """
     runner, timeout = ExchangeRunner(recorder, before_exchange), timedelta(seconds=timeout_s)
     streams = DeviceStreams()

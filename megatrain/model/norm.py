@@ -72,7 +72,7 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
-    """Make the backend in `config` compute the norms of `model`.
+    """Make the backend in `config` compute the norms of `model`, except those of queries and keys.
 
     On the meta device, the backend does not have to be installed.
     Raises: ImportError when the backend is not installed.

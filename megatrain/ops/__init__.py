@@ -1,1 +1,1 @@
-"""The operations that take most of a training step, one file each. Each has a plain torch form for every device."""
+"""The operations that take most of a training step. megatrain's own ones have a plain torch form for every device."""

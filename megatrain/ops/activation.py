@@ -1,7 +1,7 @@
 """The activation functions of the MLP, fused with the bias of the matrix multiplication before them.
 
-The bias is added in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. Backward needs only x and the
-bias.
+The bias is added in fp32 (fp64 for fp64), and the result is rounded once to x's dtype. Without a bias, the plain torch
+form also rounds the activated gate, before the product. Backward needs only x and the bias.
 Shapes: S sequence, B micro-batch, F ffn (any dims may come before the last ones).
 """
 

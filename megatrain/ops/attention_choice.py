@@ -70,7 +70,7 @@ class AttentionChoice:
     backend: Backend
     reason: str
     is_fallback: bool
-    """Whether this is a slow path on a GPU: no fused kernel supports the case."""
+    """Whether this is a slow path on a GPU: attention without a fused kernel."""
 
 
 def attention_case(config: Config, device_type: str, capability: tuple[int, int]) -> AttentionCase:

@@ -36,7 +36,7 @@ def pack_documents(document_SB: Tensor) -> PackedDocuments:
 
     On a GPU, finding the borders would make the host wait for the device.
     Shapes: document_SB [S, B].
-    Raises: ValueError when document_SB is not on the CPU or has other dims.
+    Raises: ValueError when document_SB is not on the CPU or does not have two dims.
     """
     if document_SB.dim() != 2 or document_SB.device.type != "cpu":
         raise ValueError(

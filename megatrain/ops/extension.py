@@ -1,4 +1,4 @@
-"""Loads compiled code: the CUDA kernels, megatrain._C, or the reason why they are not available; and functions in C."""
+"""Loads compiled code: the CUDA kernels (megatrain._C) and functions in C. Gives the reason if there are no kernels."""
 
 from __future__ import annotations
 

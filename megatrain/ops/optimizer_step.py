@@ -1,7 +1,9 @@
-"""AdamW and LAMB over a flat shard of the parameters, in place, with every tensor read and written once.
+"""AdamW and LAMB over a flat shard of the parameters, in place.
 
-Arithmetic is in the master weights' dtype, fp32 or fp64. The update of an element depends only on its own values and
-the scalars, so a shard may begin and end anywhere.
+The kernel of AdamW reads and writes every tensor once. LAMB takes two passes: its ratios depend on all directions.
+
+Arithmetic is in the master weights' dtype, fp32 or fp64. The update of an element depends only on its own values,
+the scalars and the ratio of its parameter (LAMB), so a shard may begin and end anywhere.
 
 A shard holds parameters one after another, then padding. `run_borders` [R + 1], int64 and ascending from 0: parameter r
 lies at [run_borders[r], run_borders[r + 1]), which is empty if the shard holds nothing of it. `is_decayed` [R], bool:

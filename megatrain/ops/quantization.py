@@ -1,7 +1,7 @@
 """Tensors in 8-bit floating point: scaled values with one scale for the tensor, for each row or for each column.
 
-A scale maps the largest magnitude to the largest number of the format, so that no value is out of range. Values that
-are not finite become NaN, because saturation would hide them.
+A scale maps the largest magnitude to the largest number of the format. If the scale comes from earlier steps, larger
+values are clamped to that number. Values that are not finite become NaN, because clamping would hide them.
 Source: FP8 formats for deep learning (arXiv:2209.05433).
 Shapes: R rows, C columns.
 """

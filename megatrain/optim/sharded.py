@@ -85,7 +85,7 @@ class ShardedOptimizer:
             state.average_(0.0)
 
     def copy_to_parameters(self) -> None:
-        """Round loaded master weights into the parameters, and mark the parameters to be gathered."""
+        """Round the master weights into the parameters, and mark the parameters to be gathered."""
         for _, state in self.states:
             state.copy_to_parameters()
         self._mark_changed()

@@ -83,7 +83,7 @@ class ChunkDataParallel:
                 bucket.allocate_gradients()
         self._counts = WriteCounts([bucket.parameters for bucket in self.buckets])
         self._num_started = 0
-        """How many buckets of the fixed order have started in the current window of micro-batches."""
+        """How many reductions, in the fixed order, have started in the current window of micro-batches."""
         self._is_by_bucket = self._is_counting = False
 
     def overlap_by_bucket(self, module: nn.Module) -> None:
@@ -106,7 +106,7 @@ class ChunkDataParallel:
                 raise ValueError(f"no part of the chunk waits for {name} to be gathered")
 
     def set_num_microbatches(self, num_microbatches: int) -> None:
-        """Set how many micro-batches one reduction sums (ZeRO-1): buckets may start early in the last of them."""
+        """Set how many micro-batches one reduction sums (ZeRO-1); it may start early, in the last one's backward."""
         if self.options.zero_stage == 1:
             self._begin_window(num_microbatches)
 

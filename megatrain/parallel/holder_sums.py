@@ -1,6 +1,6 @@
 """Sums the parts of a gradient shard over the ranks that hold the same part: its shard holders.
 
-For norms and biases these are the tp ranks, for a tied embedding ranks of the first and the last stage.
+For a norm of the residual stream these are the tp ranks, for a tied embedding ranks of the first and the last stage.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class Pipeline:
     ) -> TrainingLosses:
         """Run forward and backward of all micro-batches, and sum their gradients in the buckets.
 
-        loss_scale: returns the gradient of the summed loss (1 / number of label tokens); it is called once, by the
-        first backward.
+        loss_scale: returns the gradient of the summed loss (1 / number of label tokens); only the last stage calls it,
+        once, in its first backward.
         """
         for chunk in self.chunks:
             chunk.data_parallel.set_num_microbatches(schedule.num_microbatches)
@@ -142,7 +142,7 @@ class Pipeline:
         return TrainingLosses(self._total(run), torch.stack(samples_B) if samples_B else None)
 
     def evaluate(self, schedule: Schedule, inputs: Sequence[PipelineInput]) -> Tensor:
-        """Run a forward-only schedule. Returns the same total as `train`."""
+        """Run a forward-only schedule. Return the summed loss of label tokens, fp64; 0 except on the last stage."""
         with torch.no_grad():
             return self._total(self._run(schedule, inputs, None))
 

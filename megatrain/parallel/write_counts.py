@@ -2,11 +2,11 @@
 
 The reduction may start when the bucket's gradients are complete. Backward writes to a parameter's gradient once per
 micro-batch for each use of the parameter: twice if a stage has both the embedding and the head of a model with tied
-embeddings, and later if the schedule defers wgrads. The number of writes is declared when the chunk is built
-(LogicalParameter.num_writes), not measured in a step. A bucket is complete when each of its parameters has all its
-writes. A bucket with a parameter that may get no gradient is never complete early. Reductions start in one fixed order,
-even if a later bucket is complete first: the buckets that may start early, then the others. Reductions that have not
-started at the end of a window start then, in the same order. So the order is the same on all ranks, even if a rank
+embeddings. If the schedule defers wgrads, these writes come after backward. The number of writes is declared when the
+chunk is built (LogicalParameter.num_writes), not measured in a step. A bucket is complete when each of its parameters
+has all its writes. A bucket with a parameter that may get no gradient is never complete early. Reductions start in one
+fixed order, even if a later bucket is complete first: those that may start early, then the others. Reductions that have
+not started at the end of a window start then, in the same order. So the order is the same on all ranks, even if a rank
 lacks a declared write.
 """
 
@@ -30,7 +30,7 @@ class WriteCounts:
         early = [number for number, bucket in enumerate(buckets) if all(logical.num_writes for logical in bucket)]
         self.num_early = len(early)
         self.order = (*early, *(number for number in range(len(buckets)) if number not in early))
-        """The order in which buckets start; only the first `num_early` may start before the end of the window."""
+        """The order in which reductions start; only the first `num_early` may start before the end of the window."""
         self.begin(0)
 
     def begin(self, num_microbatches: int) -> None:

@@ -73,7 +73,7 @@ def build_schedule(
     """Return the action lists of one training step.
 
     receives_ahead: computes between posting a receive and its consumer; 0 exposes the whole transfer.
-    has_aligned_reductions: see build.py.
+    has_aligned_reductions: all stages start to reduce a chunk at the same time (align_reductions).
     Raises: TopologyError with the rule and a hint when `infeasibility` finds a problem.
     """
     kind = require_feasible(name, pp_size, num_chunks, num_microbatches)

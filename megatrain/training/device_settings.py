@@ -5,8 +5,9 @@ management (expandable_segments).
 
 There are enough hardware queues that unrelated streams do not wait for each other. The CUDA driver maps streams to 8
 queues unless CUDA_DEVICE_MAX_CONNECTIONS sets another number. Work of one queue starts in the order of its launches, so
-a stream that waits for a peer delays the other streams of its queue. A rank uses up to 12 streams (ADR 0060). Results
-never depend on the number of queues. Source: CUDA programming guide, environment variables.
+a stream that waits for a peer delays the other streams of its queue. Compute and communication of a rank use up to 12
+streams (ADR 0060); copies use a few more. Results never depend on the number of queues. Source: CUDA programming guide,
+environment variables.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 MAX_QUEUES = 32
 """The largest number that the driver accepts."""
 NUM_STREAMS = 12
-"""The largest number of streams of a rank: compute, 3 for collectives, 4 for links, and torch's 4 for messages."""
+"""The largest number of streams without copies: compute, 3 for collectives, 4 for links, torch's 4 for messages."""
 
 
 def use_expandable_segments(environment: Mapping[str, str], set_settings: Callable[[str], None]) -> str:

@@ -71,8 +71,8 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
     Raises: BadSampleError when a sample cannot be used, unless it is a picture and data.bad_samples is "replace";
-    DataError, on all ranks, when the ranks of a replica could not use different pictures, or no sample of a set can be
-    used; UnreachableError when no producer of pictures answers.
+    DataError, on all ranks, when the ranks of a replica have found different pictures unusable, or no sample of a set
+    can be used; UnreachableError when no producer of pictures answers.
     """
     mesh = rank_model.mesh
     rank_model.set_training(False)
@@ -88,7 +88,7 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
             log_replaced(bad_samples, [validation_set.name], set())
         if difference:
             raise DataError(
-                f"{name}: the hosts of a replica cannot use different samples, so their copies of the files or the "
+                f"{name}: the hosts of a replica found different samples unusable, so their copies of the files or the "
                 f"decoders differ; the logs of the ranks name the samples: repair the files ({_verify(validation_set)})"
             )
         if not count:

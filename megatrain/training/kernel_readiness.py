@@ -115,7 +115,8 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     if extension.is_active:
         note = f"compiled kernels for {', '.join(extension.architectures)}"
     else:
-        note = f"no compiled kernels ({extension.reason}): all operations run in plain PyTorch form, which is slower"
+        slower = "megatrain's operations run in plain PyTorch form, which is slower"
+        note = f"no compiled kernels ({extension.reason}): {slower}"
     notes = [
         note,
         *(f"{backend.section}.{backend.key} by {backend.name} {backend.find().version}" for backend in backends),
@@ -131,7 +132,7 @@ def processor_notes(config: Config) -> list[str]:
     if config.kernels.cuda_graphs:
         notes.append("kernels.cuda_graphs=true has no effect on CPUs")
     if config.kernels.strict:
-        notes.append("kernels.strict=true has no effect on CPUs: operations have only one form there")
+        notes.append("kernels.strict=true has no effect on CPUs: it is about slow paths on GPUs")
     if config.kernels.attention != "auto":
         notes.append(
             f'kernels.attention="{config.kernels.attention}" has no effect on CPUs: attention has its own kernel there'

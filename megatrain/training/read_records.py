@@ -17,7 +17,7 @@ from megatrain.telemetry.recorder import Recorder
 
 
 def record_reads(recorder: Recorder, batch: StepBatch) -> None:
-    """Record the spans of the reads that have ended since the previous batch, and of their requests for pictures."""
+    """Record the loader's reads that have ended since the previous batch, and all requests for pictures."""
     for read in () if batch.loader is None else batch.loader.reads:
         recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
     for works in _producers(batch):

@@ -45,7 +45,7 @@ class StepOutcome:
     """The result of a step, the same on all ranks. `loss` is in nats per label token; `agreed` has the requests of all
     ranks. `sources`: the sources with label tokens or replaced samples in this step, if `train_step` got the sources of
     the samples. `num_replaced`: the replaced samples of each source, if `train_step` got those of this rank.
-    `is_disputed`: ranks of a replica have replaced different samples, so the step has not been carried out.
+    `is_disputed`: ranks of a replica have replaced different samples, so the step has updated nothing.
     """
 
     loss: float

@@ -45,8 +45,9 @@ def open_batches(
     shards, which this rank requests from the same producers until `closing` closes.
     Communication: two agreements of all ranks if data.loader is "host", and one more if pictures come from
     shards.
-    Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
-    processor does not order stores; DataError, on every rank, as `open_producers`.
+    Raises: ConfigError, on every rank, when a host cannot create the ring of its loader (too little memory), or when
+    its processor does not order stores; DataError, on every rank, as `open_producers`; CheckpointError and DataError,
+    on this rank, as HostLoader.
     """
     if config.data.loader == "host":
         loader = _open_loader(config, mesh, reader, steps, checkpoints, print_line, closing, held_out)

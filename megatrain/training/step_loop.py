@@ -125,7 +125,8 @@ class StepLoop:
         """Run the step loop.
 
         Raises: NonFiniteError after train.max_skipped_steps skipped steps in a row; ReplicaError when replicas have
-        different parameters (train.checksum_interval); DataError, CheckpointError, CommunicationError from the parts.
+        different parameters (train.checksum_interval); ConfigError, DataError, CheckpointError, SaveError,
+        CommunicationError from the parts.
         """
         config, recorder, observers = self._config, self._parts.recorder, self._parts.observers
         if self.step >= config.train.steps:

@@ -5,7 +5,7 @@ the watchdog is a child process, forked while the worker is still small. CPython
 of each signal into the watchdog's pipe (`signal.set_wakeup_fd`), whether or not the lock is held. The watchdog counts
 the grace period down and kills the worker. It also kills a worker if its executor is frozen and the job may have
 continued without it: see self_fence.py.
-The trainer agrees on the step and saves (ADR 0007, ADR 0044).
+The step loops of all ranks agree on the step, and save (ADR 0007, ADR 0044).
 Standard library only, because this is loaded before torch.
 """
 

@@ -263,7 +263,7 @@ def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, mon
                 assert evaluate(rank_model, [found], SilentRecorder()) == [own]
                 continue
             with pytest.raises(
-                DataError, match=r"^validation set data\.validation: the hosts of a replica cannot use different sam"
+                DataError, match=r"^validation set data\.validation: the hosts of a replica found different samples"
             ) as raised:
                 evaluate(rank_model, [found], SilentRecorder())
             assert str(raised.value).endswith(": repair the files (megatrain data verify)")

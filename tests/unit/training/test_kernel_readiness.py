@@ -22,8 +22,8 @@ HOPPER, ADA, AMPERE = (9, 0), (8, 9), (8, 0)
 def test_present_and_missing_kernels_are_reported() -> None:
     assert kernel_note(make_config(), HOPPER, BUILT) == "compiled kernels for 8.0, 9.0a"
     assert kernel_note(make_config(), HOPPER, MISSING) == (
-        "no compiled kernels (megatrain._C was not built when megatrain was installed): all operations run in plain "
-        "PyTorch form, which is slower"
+        "no compiled kernels (megatrain._C was not built when megatrain was installed): megatrain's operations run in "
+        "plain PyTorch form, which is slower"
     )
 
 
