@@ -110,6 +110,12 @@ def known_steps(source: EventSource, round_number: int) -> str:
     return "; ".join(parts)
 
 
+def spans_of_full_steps(round_number: int, first_step: int | None = None, last_step: int | None = None) -> Where:
+    """Return the choice of the spans that show which steps were recorded in full: few spans of each step."""
+    operations = tuple(operation.number for operation in OPERATIONS_OF_FULL_STEPS)
+    return Where((round_number,), first_step, last_step, operations=operations)
+
+
 def full_steps(spans: Spans) -> Int64:
     """Return the steps that some rank recorded in full, ascending."""
     return np.unique(_full_rank_steps(spans) & LOWER_32)

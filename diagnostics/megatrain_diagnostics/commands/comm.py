@@ -12,10 +12,15 @@ from megatrain.contracts.errors import DataError
 from megatrain.formatting import bytes_text, ranks_text
 from megatrain_diagnostics.analysis.comm import Communication, analyze_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
-from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
+from megatrain_diagnostics.analysis.step_windows import (
+    full_steps,
+    known_steps,
+    newest_steps,
+    read_step_events,
+    spans_of_full_steps,
+)
 from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table
-from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 
 _NUM_DEFAULT_STEPS = 10
@@ -31,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args)
     round_number = chosen_round(args, source)
     first, last = args.steps
-    spans = source.read(Spans, Where(rounds=(round_number,), first_step=first, last_step=last))
+    spans = source.read(Spans, spans_of_full_steps(round_number, first, last))
     known = full_steps(spans).tolist()
     if not known:
         raise DataError(

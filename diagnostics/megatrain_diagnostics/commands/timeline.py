@@ -15,7 +15,13 @@ from megatrain.contracts.errors import DataError
 from megatrain.formatting import bytes_text
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
-from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
+from megatrain_diagnostics.analysis.step_windows import (
+    full_steps,
+    known_steps,
+    newest_steps,
+    read_step_events,
+    spans_of_full_steps,
+)
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
 from megatrain_diagnostics.commands.arguments import (
     add_analysis,
@@ -28,6 +34,7 @@ from megatrain_diagnostics.commands.arguments import (
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Clocks, Spans, Values
+from megatrain_job.commands.job_location import run_at
 from megatrain_job.jobs.notes import Note, read_notes
 
 _NUM_DEFAULT_STEPS = 2
@@ -95,8 +102,7 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_num
     first, last = chosen
     if first is not None and last is not None:
         return first, last
-    where = Where(rounds=(round_number,), first_step=first, last_step=last)
-    spans = source.read(Spans, where)
+    spans = source.read(Spans, spans_of_full_steps(round_number, first, last))
     known = full_steps(spans).tolist()
     if not known:
         raise DataError(f"no step was recorded span by span; there are {known_steps(source, round_number)}")
@@ -108,7 +114,8 @@ def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_num
 def _notes(place: str) -> Sequence[Note]:
     """Return users' notes on a run; empty if `place` is not a run."""
     try:
-        return read_notes(RunDirectory(Path(place)))
+        run = run_at(place)
+        return read_notes(RunDirectory(run)) if run else ()
     except OSError as error:
         print_note(f"users' notes are left out, because they cannot be read: {error.filename}: {error.strerror}")
         return ()

@@ -1,6 +1,6 @@
 """The loop of a host's streamer: it polls black boxes, logs and devices, and sends new rows to the daemon.
 
-Totals and values of all steps are streamed, and the spans of full steps and of rare operations. When a rank makes no
+Totals and values of all steps are streamed, and the spans of sampled steps and of rare operations. When a rank makes no
 progress, the newest spans of all ranks of the host, ended or open, are streamed too; when a rank died, its own. No
 process waits for the streamer: records that it does not read in time are overwritten and counted as lost.
 """

@@ -141,6 +141,18 @@ def test_timeline_defaults_to_the_newest_two_steps(
     assert {e["args"]["step"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"} == {12}
 
 
+def test_timeline_of_a_run_that_is_given_by_name_has_its_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(tmp_path / "runs" / "my" / "events", draw_job(LAYOUT, range(10, 12), 3))
+    monkeypatch.chdir(tmp_path)
+    assert main(["annotate", "my", "--text", "switch 4 was replaced", "--step", "10"]) == 0
+
+    assert main(["diag", "timeline", "my", "--output", "plain.json"]) == 0
+
+    assert "switch 4 was replaced" in Path("plain.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
