@@ -48,7 +48,7 @@ void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, c
   const int kinds = int(from.size());
   const int64_t tokens = sizes.sequence * sizes.batch, a_group = sizes.queries + kinds - 1;
   require(tokens <= 0x7fffffff && sizes.groups * a_group <= 0x7fffff && sizes.dim <= 0x7fffff, name,
-          " must have less than 2^31 tokens of less than 2^23 heads, got ", shape_text(x));
+          " must have less than 2^31 tokens, less than 2^23 heads and a head dim less than 2^23, got ", shape_text(x));
   const Device device(x);
   dispatch_floating(name, x.scalar_type(), [&](auto type) {
     using T = decltype(type);

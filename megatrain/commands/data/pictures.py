@@ -135,7 +135,7 @@ def run_index(args: argparse.Namespace) -> int:
     for shard in index.shards:
         lacking = {"captions without a picture": shard.num_without_picture,
                    "pictures without a caption": shard.num_without_caption}  # fmt: skip
-        notes = [f"{count:,} {what}" for what, count in lacking.items() if count] + ([shard.cut] if shard.cut else [])
+        notes = [f"{what}: {count:,}" for what, count in lacking.items() if count] + ([shard.cut] if shard.cut else [])
         if notes:
             print_note(f"{index.directory / shard.name}: {'; '.join(notes)}")
     return ExitCode.OK

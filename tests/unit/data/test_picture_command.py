@@ -51,7 +51,7 @@ def test_index_and_verify_state_what_is_there(tmp_path: Path, capsys: pytest.Cap
     assert run("index", tmp_path) == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'pictures.index'}: 7 samples of 3 shards\n"
-    assert f"{tmp_path / 'shard-2.tar'}: 1 captions without a picture; 1 pictures without a caption" in err
+    assert f"{tmp_path / 'shard-2.tar'}: captions without a picture: 1; pictures without a caption: 1" in err
 
     code, built = answer(capsys, "index", tmp_path, "--force")
     assert (code, built["samples"], built["shards"][2]["num_without_caption"]) == (0, 7, 1)

@@ -307,5 +307,5 @@ def test_more_tokens_or_heads_than_a_kernel_counts_are_refused() -> None:
         return  # Plain torch accepts them.
     cos, sin = tables(1 << 16, 2, torch.float32)
     for shape in ((1 << 16, 1 << 15, 0, 3, 2), (1 << 16, 0, 1, (1 << 23) + 1, 2)):
-        with pytest.raises(RuntimeError, match=r"product must have less than 2\^31 tokens of less than 2\^23 heads"):
+        with pytest.raises(RuntimeError, match=r"product must have less than 2\^31 tokens, less than 2\^23 heads"):
             OPS.rotate_queries_and_keys_(cos.new_empty(shape), cos, sin)
