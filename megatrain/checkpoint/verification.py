@@ -20,7 +20,7 @@ _NUM_THREADS = 4
 
 
 def verify_checkpoint(directory: Location, *, job: str | None = None, branch: str | None = None) -> list[str]:
-    """Read a whole checkpoint and return its problems, each naming file and byte. An intact checkpoint has none.
+    """Read a whole checkpoint and return its problems, each naming the file. An intact checkpoint has none.
 
     `job` and `branch`, when given, must equal the manifest's. A file that cannot be read is a problem too. Memory: a
     few blocks of 8 MiB, and the trailers.

@@ -25,7 +25,7 @@ from megatrain_dashboard.responses.document import ErrorDocument
 
 _logger = logging.getLogger(__name__)
 _SHOWN_CHARACTERS = 80
-_WORDS = {
+_CODES = {
     400: "bad-request",
     401: "unauthorized",
     403: "forbidden",
@@ -77,7 +77,7 @@ def shown(value: object) -> str:
 
 def refusal_response(refusal: RefusalError) -> Response:
     """Return the response for a refusal."""
-    document = ErrorDocument(error=_WORDS.get(refusal.status, "unavailable"), text=refusal.text)
+    document = ErrorDocument(error=_CODES.get(refusal.status, "unavailable"), text=refusal.text)
     return Response(document_bytes(document), refusal.status, headers=refusal.headers, media_type=JSON_TYPE)
 
 

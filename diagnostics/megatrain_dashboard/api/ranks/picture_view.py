@@ -31,7 +31,7 @@ STATES = (
     ("suspect", SUSPECT),
 )
 """Name and letter of each state by its number, the worst last. The normal state has no letter."""
-_UNHEARD, _IN_STEP, _BEHIND, _WAITS, _SILENT, _OUTLIER, _SUSPECT = range(len(STATES))
+_NO_REPORT, _IN_STEP, _BEHIND, _WAITS, _SILENT, _OUTLIER, _SUSPECT = range(len(STATES))
 _BEHIND_STEPS = 2
 """Ranks of a pipeline report a step within moments of each other, so the sums of at most two steps may be missing."""
 
@@ -110,9 +110,9 @@ def rank_states(roster: Roster, progress: ProgressByRank, hang: HangPicture) -> 
     states = np.where(progress.step >= newest - _BEHIND_STEPS, _IN_STEP, _BEHIND)
     has_reported = np.zeros(world_size, dtype=bool)
     has_reported[[rank for rank in roster.hosts if 0 <= rank < world_size]] = True
-    states = np.where(progress.step < 0, np.where(has_reported, _BEHIND, _UNHEARD), states)
+    states = np.where(progress.step < 0, np.where(has_reported, _BEHIND, _NO_REPORT), states)
     if newest < 0:  # no rank has reported a step yet
-        states = np.where(has_reported, _IN_STEP, _UNHEARD)
+        states = np.where(has_reported, _IN_STEP, _NO_REPORT)
     for state, ranks in (
         (_WAITS, hang.waits_for),
         (_SILENT, hang.silent),
