@@ -68,6 +68,8 @@ def test_both_ends_of_a_cut_link_name_the_exchange(case: str, tmp_path: Path) ->
     }
     runtime: Tables = {
         "train": {"steps": 100_000},
+        # failed ranks leave their arena to the next start of the job
+        "checkpoint": {"arena_directory": str(tmp_path)},
         "runtime": {"step_timeout_s": TIMEOUT_S, "network_interface": NETWORK},
     }
     job = make_job(tmp_path / "job", data, runtime, *LAYOUTS[case])
